@@ -1,5 +1,5 @@
-//! A network that gives every flow a rate of its own, as clouds do: two interfaces, and what comes in at one leaves by the other. Each
-//! flow, by its addresses and UDP ports, leaves no faster than the rate, and what comes faster waits. Everything else passes at once.
+//! A network that limits each flow to a rate of its own, as clouds do. Frames that arrive on one interface leave by the other. A flow is
+//! identified by its addresses and UDP ports; its frames queue up when they arrive faster than the rate. Other frames pass at once.
 
 use apps::error::{AppError, Result};
 use apps::stop;
@@ -23,13 +23,13 @@ pub struct RelayCli {
     pub ifaces: Vec<String>,
 }
 
-/// Frames of a flow that wait at most; more are dropped, as in a switch.
+/// Longest queue of a flow; frames beyond are dropped, as in a switch.
 const WAITING: usize = 4096;
-/// What is left of a flow's time is not saved up beyond this: about as long as this process may not run.
+/// Most unused time of a flow that is credited: about as long as this process may get no core.
 const BURST: Duration = Duration::from_millis(20);
-/// Frames that an interface holds until they are taken: all of some windows, while this process does not run.
+/// Frames that an interface buffers: several windows, because this process may get no core for a while.
 const RING: u32 = 8192;
-/// Pause where nothing came.
+/// Sleep after a pass in which nothing moved.
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// Relays until a signal comes.
@@ -59,7 +59,7 @@ pub fn run(cli: &RelayCli) -> Result<()> {
     }
 }
 
-/// One direction.
+/// One direction of the relay.
 struct Caps {
     ns_a_bit: f64,
     flows: BTreeMap<Vec<u8>, Flow>,
@@ -77,7 +77,7 @@ impl Caps {
         Self { ns_a_bit: 1000.0 / f64::from(mbit), flows: BTreeMap::new() }
     }
 
-    /// Takes what has come, and sends what may leave. Returns how many frames moved.
+    /// Takes arrived frames, and sends those that may leave. Returns the number of both.
     fn pass(&mut self, from: &mut dyn PortQueue, to: &mut dyn PortQueue, now: Instant) -> usize {
         let mut came = RxBurst::new();
         from.rx_burst(&mut came);
@@ -103,7 +103,7 @@ impl Caps {
         }
     }
 
-    /// What may leave by now.
+    /// Moves the frames that may leave by now to `out`.
     fn leave(&mut self, now: Instant, out: &mut Vec<Vec<u8>>) {
         for flow in self.flows.values_mut() {
             while let Some(len) = flow.waiting.front().map(Vec::len)
@@ -118,7 +118,7 @@ impl Caps {
     }
 }
 
-/// Sends frames, many with one call. What finds no buffer or no room is lost, as in a switch.
+/// Sends frames in bursts. A frame that finds no buffer or no room is lost, as in a switch.
 fn send(to: &mut dyn PortQueue, frames: &[Vec<u8>]) {
     let mut burst = TxBurst::new();
     for some in frames.chunks(burst.capacity()) {
@@ -131,7 +131,7 @@ fn send(to: &mut dyn PortQueue, frames: &[Vec<u8>]) {
     }
 }
 
-/// What tells a flow from others: protocol, addresses and ports of a UDP packet without IP options or extension headers.
+/// The identity of a flow: protocol, addresses and ports of a UDP packet without IP options or extension headers; `None` for others.
 fn key(frame: &[u8]) -> Option<Vec<u8>> {
     const UDP: u8 = 17;
     let (addrs, ports) = match frame.get(12..14)? {
@@ -153,7 +153,7 @@ mod tests {
         frame
     }
 
-    // Goal: one flow gets the rate, and sixteen get sixteen times as much, in order; what is no flow does not wait.
+    // Goal: one flow gets the rate, and sixteen flows get sixteen times the rate, in order; other frames do not wait.
     #[test]
     fn each_flow_has_the_rate_for_itself() {
         let began = Instant::now();
@@ -170,7 +170,7 @@ mod tests {
             for ms in 0..100 {
                 caps.leave(began + Duration::from_millis(ms), &mut left);
             }
-            // A hundred milliseconds are a hundred frames, and one that needed no time before.
+            // A hundred milliseconds are a hundred frames, and one frame may leave at once.
             assert!(left.len().abs_diff(usize::from(flows) * 101) <= usize::from(flows), "{}", left.len());
             let of_first: Vec<u32> = left
                 .iter()

@@ -1,3 +1,3 @@
-//! Programs of development, run as a person would, with little to do.
+//! The development tools, run as a user would, with little work.
 
 mod many;

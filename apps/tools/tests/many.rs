@@ -1,5 +1,5 @@
-//! `roce-many`: each measurement works, on a host of its own (a network namespace with lo alone, which needs root), and leaves nothing
-//! behind. What is measured says nothing here: too few, for too short a time.
+//! `roce-many`: each measurement works, on a host of its own (a network namespace with only lo, which needs root), and leaves nothing
+//! behind. The figures mean nothing here: there are too few processes, for too short a time.
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -9,17 +9,17 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 const MANY: &str = env!("CARGO_BIN_EXE_roce-many");
-/// Longest time until something has happened that must.
+/// Longest time of a wait for something that must happen.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A host; gone when the test ends.
+/// A host; removed when the test ends.
 struct Host {
     name: String,
     json: PathBuf,
 }
 
 impl Host {
-    /// `None`, with a printed reason, where it cannot be set up.
+    /// Creates the host; `None`, with a printed reason, if that fails.
     fn new(tag: char) -> Option<Self> {
         let name = format!("rom{tag}{}", std::process::id());
         let ip = |args: &[&str]| Command::new("ip").args(args).output().is_ok_and(|out| out.status.success());
@@ -42,7 +42,7 @@ impl Host {
         self.command(line).arg("--json").arg(&self.json).output().unwrap()
     }
 
-    /// The rows of a measurement that has these operations.
+    /// Runs a measurement; returns its rows, which must have these operations.
     #[track_caller]
     fn rows(&self, line: &str, ops: &[&str]) -> Vec<Value> {
         let said = self.run(line);
@@ -90,7 +90,7 @@ fn each_measurement_has_its_rows() {
     for row in host.rows("killed --rounds 1 --memory 1m", &["sigkill", "sigint"]) {
         is_more_than_none(&row, &["p50_ns", "messages"]);
     }
-    // A request that is posted when the link has ended, to a process of which nothing is left.
+    // A request that is posted after the link has ended, to a process that no longer exists.
     for row in host.rows("killed --rounds 1 --memory 1m --late --pause 500ms", &["sigkill", "sigint"]) {
         let ns = row["p50_ns"].as_u64().unwrap();
         assert!(ns < 2_000_000_000, "that is the time of retries: {row}");
@@ -117,7 +117,7 @@ fn a_failure_of_a_process_is_that_of_all() {
     assert!(!said.status.success() && error.contains("member 1: core 4095 is not one"), "{said:?}");
 }
 
-/// The processes that a process has started and that run.
+/// The running child processes of a process.
 fn children(of: &Child) -> Vec<u32> {
     let list = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", of.id())).unwrap_or_default();
     list.split_ascii_whitespace().map(|pid| pid.parse().unwrap()).collect()
@@ -131,7 +131,7 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-// Goal: whatever ends the parent, nothing of it goes on.
+// Goal: however the parent ends, all of its processes end.
 #[test]
 fn processes_end_with_the_one_that_started_them() {
     let Some(host) = Host::new('e') else { return };
@@ -143,7 +143,7 @@ fn processes_end_with_the_one_that_started_them() {
         let started = children(&parent);
         kill_process(Pid::from_raw(parent.id() as i32).unwrap(), signal).unwrap();
         assert!(!parent.wait().unwrap().success());
-        // Gone, or nobody has taken note of its end yet.
+        // The process is gone, or is a zombie.
         let runs = |pid: &u32| {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             stat.contains("(roce-many)") && !stat.contains(") Z ")

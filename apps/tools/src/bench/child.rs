@@ -1,4 +1,4 @@
-//! Child processes: started, waited for, and never left running, also where this process is killed.
+//! Starts child processes and waits for them. None outlives this process, even if this process is killed.
 
 use apps::error::{AppError, Result};
 use apps::stop;
@@ -19,12 +19,12 @@ const START: Duration = Duration::from_secs(10);
 
 /// Longest time of a measurement.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// A server needs a moment to listen.
+/// Attempts of a client, and the time between them: a server needs a moment to listen.
 const TRIES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Makes the kernel kill the command when this process ends, in whatever way: runs it by `setpriv` of util-linux, where that
-/// is installed.
+/// Makes the kernel kill the command when this process ends for any reason: runs it by `setpriv` of util-linux, where that is
+/// installed.
 fn tied(command: &Command) -> Command {
     static SETPRIV: LazyLock<bool> = LazyLock::new(|| {
         let mut trial = Command::new("setpriv");
@@ -67,7 +67,7 @@ impl Drop for Guard {
     }
 }
 
-/// Repeats a client until its server listens: some report a failure by their exit code, some by missing figures.
+/// Repeats a client until its server listens: some clients report a failure by their exit code, others by missing figures.
 pub(super) fn patiently<T>(client: impl Fn() -> Command, figures: impl Fn(&str) -> Option<T>) -> Result<T> {
     let mut last = None;
     for _ in 0..TRIES {
@@ -91,7 +91,7 @@ fn unreadable(command: &Command, said: &str) -> AppError {
     AppError::Setup(format!("{program} printed no figures: {end:?}"))
 }
 
-/// Starts programs that use all the CPU time they get.
+/// Starts `n` programs that use all the CPU time they get.
 ///
 /// # Errors
 /// When one does not start.
@@ -102,7 +102,7 @@ pub fn busy_loops(n: usize) -> Result<Vec<Guard>> {
 /// Runs a program to its end and returns what it printed.
 ///
 /// # Errors
-/// When it does not start, does not end in `limit`, or fails, with its error output; [`AppError::Interrupted`].
+/// When it does not start, does not end within `limit`, or fails, with its error output; [`AppError::Interrupted`].
 pub fn output(command: &Command, limit: Duration) -> Result<String> {
     let child = tied(command).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut guard = Guard(child.map_err(|e| failed(command, &e.to_string()))?);
@@ -138,14 +138,14 @@ pub fn output(command: &Command, limit: Duration) -> Result<String> {
     Err(failed(command, &format!("{status}: {said}")))
 }
 
-/// The CPU time of all child processes that have ended, and of theirs.
+/// The CPU time of all child processes that have ended, and of their ended children.
 pub fn cpu_time() -> Duration {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let ticks = ended_children_ticks(&stat).unwrap_or(0);
     Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// Fields 16 and 17 of proc_pid_stat(5), cutime and cstime; the name before them may have blanks.
+/// Fields 16 and 17 of proc_pid_stat(5), cutime and cstime; the program's name in front of them may contain blanks.
 fn ended_children_ticks(stat: &str) -> Option<u64> {
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(13);
     let mut next = || fields.next()?.parse::<u64>().ok();
@@ -156,11 +156,11 @@ fn failed(command: &Command, why: &str) -> AppError {
     AppError::Setup(format!("{}: {why}", command.get_program().display()))
 }
 
-/// Range of the ports: below those that the system uses for outgoing connections. A client that starts before its server
-/// could be given the very port that it connects to, and be connected to itself.
+/// Range of the ports: below those that the system uses for outgoing connections. Otherwise a client that starts before its server
+/// could get, as its own port, the port to which it connects, and would then be connected to itself.
 const PORTS: Range<u16> = 10_000..30_000;
 
-/// A TCP port on which no program listened a moment ago; another one each time.
+/// A TCP port on which no program listens at the moment; a different one in each call.
 ///
 /// # Errors
 /// When none of many ports is free.
@@ -180,7 +180,7 @@ pub fn free_port() -> Result<u16> {
     Err(AppError::Setup(format!("no TCP port on 127.0.0.1 from {} to {}: {why}", PORTS.start, PORTS.end)))
 }
 
-/// Waits until a program listens at this port, as long as a start may take.
+/// Waits until a program listens on this port, at most [`START`].
 ///
 /// # Errors
 /// [`AppError::Interrupted`].
@@ -193,9 +193,9 @@ pub fn wait_for_listener(port: u16) -> Result<()> {
     Ok(())
 }
 
-/// A socket bound to a port, if no program listens there. It never listens itself: a child process that another thread starts
-/// meanwhile inherits the socket until it executes its program, and a port with a listening socket is taken for all others,
-/// while one with a bound socket is not.
+/// A socket bound to a port, if no program listens there. The socket never listens: a child process that another thread starts
+/// meanwhile inherits it until that child executes its program. A port with an inherited listening socket would be taken for every
+/// other program; a port with a bound socket is not.
 fn bound(port: u16) -> rustix::io::Result<OwnedFd> {
     let socket =
         rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -225,14 +225,14 @@ mod tests {
     fn a_free_port_is_one_whoever_still_holds_the_socket_that_found_it() {
         let listener = TcpListener::bind(("127.0.0.1", free_port().unwrap())).unwrap();
         assert!(bound(listener.local_addr().unwrap().port()).is_err(), "somebody listens");
-        // As if inherited by a child process that was started at the wrong moment. Another port: such a child may have the
+        // As if inherited by a child process that was started at this moment. On another port, because such a child may have the
         // listener above as well.
         let port = free_port().unwrap();
         let _held = bound(port).unwrap();
         TcpListener::bind(("127.0.0.1", port)).unwrap();
     }
 
-    /// The test starts itself again as a program that starts another one and is killed.
+    /// The test starts itself again as a program that starts another program and is killed.
     #[test]
     fn what_a_killed_program_started_ends_with_it() {
         const AGAIN: &str = "ROCE_TEST_STARTS_A_PROGRAM";
@@ -260,10 +260,10 @@ mod tests {
                 std::thread::sleep(LOOK);
             }
         };
-        // Until then it is setpriv, which may not have made its call.
+        // Until then the process is setpriv, which may not have made its system call.
         wait_for("it starts", &|stat| stat.contains("(sleep)"));
         drop(starter);
-        // Gone, or nobody has taken note of its end yet.
+        // The process is gone, or is a zombie.
         wait_for("it ends", &|stat| stat.is_empty() || stat.contains(") Z "));
     }
 

@@ -1,5 +1,5 @@
-//! How much of the two cores is available: a virtual machine's core may be half of a real one, whose other half is in use by
-//! others at one moment and idle at the next.
+//! Measures how much of the two cores is available. A virtual machine's core may be one hardware thread of a real core, whose other
+//! thread is busy at one moment and idle at the next.
 
 use apps::pin;
 use std::hint::{black_box, spin_loop};
@@ -10,9 +10,9 @@ use std::time::Instant;
 pub const CORES: [usize; 2] = [0, 1];
 /// Rounds of a piece of work: about a tenth of a millisecond.
 const ROUNDS: u32 = 50_000;
-/// Pieces, of which the fastest counts: short disturbances are not of interest.
+/// Number of pieces; the fastest counts, so that short disturbances do not.
 const PIECES: usize = 3;
-/// A core is whole if it reaches at least this part of its best speed.
+/// Least share of its best speed at which a core counts as whole.
 pub const WHOLE: f64 = 0.9;
 
 /// Time that a fixed piece of work takes on the slower of the two cores while both work, in nanoseconds.
@@ -29,7 +29,7 @@ pub fn work_ns() -> u64 {
     })
 }
 
-/// The share of a core, given the time of a piece of work and the best time of all.
+/// The share of a core that is available, from the time of a piece of work and the best time of all pieces.
 pub fn share(work_ns: u64, best: u64) -> f64 {
     best as f64 / work_ns.max(1) as f64
 }

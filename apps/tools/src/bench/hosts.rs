@@ -1,5 +1,5 @@
-//! Two hosts on this machine: network namespaces that a cable joins, a pair of virtual interfaces (veth). To the kernel they are two
-//! machines, so this is what sockets see of a network, without its distance.
+//! Two hosts on this machine: network namespaces joined by a pair of virtual interfaces (veth). The kernel treats them as two machines,
+//! so sockets behave as over a network without distance.
 
 use super::child::Guard;
 use apps::error::{AppError, Result};
@@ -7,18 +7,18 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// What joins two hosts.
+/// The connection between two hosts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cable {
     /// Ethernet's MTU.
     Mtu1500,
     /// Jumbo frames.
     Mtu9000,
-    /// A network that gives each flow [`CAP`], at Ethernet's MTU: `roce-relay`.
+    /// A network that limits each flow to [`CAP`], at Ethernet's MTU: `roce-relay`.
     Capped,
 }
 
-/// Megabits a second of a flow in a [`Cable::Capped`] network.
+/// Megabits a second of each flow in a [`Cable::Capped`] network.
 pub const CAP: u32 = 64;
 /// The addresses of the server's and the client's host.
 pub const ADDRS: [&str; 2] = ["10.77.90.1", "10.77.90.2"];
@@ -30,7 +30,7 @@ impl Cable {
         if matches!(self, Self::Mtu9000) { 9000 } else { 1500 }
     }
 
-    /// The namespaces of its hosts.
+    /// The namespaces of the two hosts on this cable.
     fn hosts(self) -> [String; 2] {
         ["a", "b"].map(|host| self.namespace(host))
     }
@@ -39,21 +39,21 @@ impl Cable {
         format!("roce-bench-{}-{self:?}-{what}", std::process::id())
     }
 
-    /// Namespaces beside those of the hosts.
+    /// The namespace between the two hosts, if this cable has one.
     fn between(self) -> Option<String> {
         (self == Self::Capped).then(|| self.namespace("relay"))
     }
 }
 
-/// Two hosts on each cable, gone when this value is dropped.
+/// Two hosts on each cable; removed when this value is dropped.
 #[derive(Debug)]
 pub struct Hosts(());
 
 impl Hosts {
-    /// Sets them up.
+    /// Creates the hosts.
     ///
     /// # Errors
-    /// Why it cannot be done: it takes root, and the tools ip and ethtool.
+    /// Why they cannot be created: they need root, and the tools ip and ethtool.
     pub fn new() -> Result<Self> {
         let hosts = Self(());
         for cable in Cable::ALL {
@@ -68,7 +68,7 @@ impl Hosts {
                     join([a, "eth0"], [between, "left"], cable)?;
                     join([b, "eth0"], [between, "right"], cable)?;
                     for host in [a, b] {
-                        // A relay sees frames as they are on a cable: cut, and with their checksums.
+                        // The relay must see frames as they are on a cable: segmented, and with their checksums.
                         exec(host, "ethtool", &["-K", "eth0", "tx", "off", "tx-udp-segmentation", "off"])?;
                     }
                 }
@@ -101,8 +101,8 @@ fn join(one: [&str; 2], other: [&str; 2], cable: Cable) -> Result<()> {
     Ok(())
 }
 
-/// Starts what joins the hosts on this cable, if that is a program: `roce-relay`, from beside `perf`. It takes time of the cores while it
-/// runs.
+/// Starts the program that joins the hosts on this cable, if the cable has one: `roce-relay`, from beside `perf`. The program uses CPU
+/// time of the cores while it runs.
 ///
 /// # Errors
 /// When it does not start.
@@ -114,7 +114,7 @@ pub fn relay(cable: Cable, perf: &Path) -> Result<Option<Guard>> {
     Guard::quiet(&command).map(Some)
 }
 
-/// A command that runs on the server's or the client's host, on this cable.
+/// A command that runs on the server's or the client's host of this cable.
 pub fn command(cable: Cable, side: usize, program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("ip");
     command.args(["netns", "exec", &cable.hosts()[side]]).arg(program);
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
     use std::io::Write as _;
 
-    // Goal: what is set up is gone afterwards, and the two hosts reach each other at the MTU of their cable.
+    // Goal: everything that is created is removed afterwards, and the two hosts reach each other at the MTU of their cable.
     #[test]
     fn the_hosts_reach_each_other_and_leave_nothing_behind() {
         let trial = format!("roce-bench-{}-trial", std::process::id());

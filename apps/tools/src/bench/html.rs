@@ -1,4 +1,4 @@
-//! The page: tables and charts in one file that needs nothing else.
+//! Renders the results as a web page: tables and charts in one file without references to others.
 
 use super::marks::Unit;
 use super::plan::{RAW_SIZES, SIZES};
@@ -134,7 +134,7 @@ fn rate_bars(rows: &[Row]) -> Vec<Bar> {
     bars
 }
 
-/// The position of a quantile on an axis on which each further nine takes the same space.
+/// The position of a quantile on an axis on which each further nine (0.9, 0.99, 0.999) takes the same space.
 fn nines(quantile: f64) -> f64 {
     -(1.0 - quantile).max(1e-9).log10()
 }
@@ -177,7 +177,7 @@ fn short_time(ns: f64) -> String {
     }
 }
 
-/// Bandwidth by size: bare frames by the bytes of a frame, operations by those of a message.
+/// Bandwidth by size: of bare frames by frame length, of operations by message size.
 fn size_series(rows: &[Row]) -> Vec<Series> {
     let mut all = Vec::new();
     for (op, name, colour) in OPS {

@@ -34,8 +34,8 @@ impl Machine {
     }
 }
 
-/// The processor's name and, because that of a virtual machine says little, its model and the features that the figures
-/// depend on.
+/// The processor's name, and its model and the features that the figures depend on, because the name in a virtual machine is often
+/// generic.
 fn processor(cpuinfo: &str) -> String {
     const COUNTS: [&str; 4] = ["avx2", "pclmulqdq", "vpclmulqdq", "avx512vbmi"];
     let Some(name) = field(cpuinfo, "model name") else { return "unknown processor".into() };

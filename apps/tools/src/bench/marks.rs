@@ -13,9 +13,9 @@ pub enum Unit {
     Gbit,
     /// Nanoseconds: less is better.
     Ns,
-    /// A part of something, 1 is all of it: more is better.
+    /// A fraction of 1: more is better.
     Part,
-    /// The same, of something that is spent: less is better.
+    /// A fraction of 1 that is spent: less is better.
     Cost,
     /// Bytes: less is better.
     Bytes,
@@ -46,7 +46,7 @@ impl Unit {
     pub fn reaches(self, figure: f64, mark: f64) -> bool {
         if self.is_less_better() { figure <= mark } else { figure >= mark }
     }
-    /// A mark as a text; empty where there is none.
+    /// A mark as a text; empty if no mark exists.
     fn bound(self, n: f64) -> String {
         if n == 0.0 {
             return String::new();
@@ -66,9 +66,9 @@ enum Of {
     Added,
     /// p50 - limit.
     Above,
-    /// The rate, or the latency, in parts of that of the measurement's first part.
+    /// The rate or the latency, relative to that of the measurement's first part.
     Share,
-    /// The figure, in parts of that of what is beside it.
+    /// The figure, relative to the figure of the measurement beside it.
     Ratio,
     /// This field.
     Field(&'static str),
@@ -78,11 +78,11 @@ enum Of {
 #[derive(Clone, Copy, Debug)]
 enum Slow {
     Nothing,
-    /// A part of the bare port's figure.
+    /// This fraction of the bare port's figure.
     OfRaw(f64),
     /// Nanoseconds above the bare port's p50.
     AboveRaw(f64),
-    /// The same as when the machine is quick.
+    /// The same mark as when the machine is quick.
     Same,
 }
 
@@ -112,7 +112,7 @@ const GBIT: (Of, Unit) = (Of::Gbit, Unit::Gbit);
 const RATIO: (Of, Unit) = (Of::Ratio, Unit::Part);
 const COST: (Of, Unit) = (Of::Ratio, Unit::Cost);
 const PSS: (Of, Unit) = (Of::Field("pss_bytes"), Unit::Bytes);
-/// Bytes of a MiB, nanoseconds of a millisecond.
+/// Bytes in a MiB, and nanoseconds in a millisecond.
 const MIB: f64 = 1_048_576.0;
 const MS: f64 = 1e6;
 
@@ -186,22 +186,22 @@ const MARKS: [Mark; 61] = [
 pub struct Line {
     /// The title of the measurement.
     pub title: &'static str,
-    /// Name of the part that measures it.
+    /// The part that measures the figure.
     pub part: &'static str,
-    /// The package without which it could not be measured.
+    /// The missing package without which the figure could not be measured.
     pub lacks: Option<&'static str>,
     /// The figure; `None` where nothing was measured.
     pub figure: Option<f64>,
-    /// The same, only of measurements on whole cores, and their number; no mark applies to it.
+    /// The figure from measurements on whole cores only, and the number of these measurements; no mark applies to it.
     pub whole: Option<(f64, usize)>,
-    /// Its unit.
+    /// The figure's unit.
     pub unit: Unit,
-    /// The figure beside it, and the ratio to that: the median of the measurements' ratios. It is the bare port's, of the same kind and
-    /// frame length, unless the title names another.
+    /// The figure beside it, and the ratio of both: the median of the measurements' ratios. The figure is the bare port's, of the same
+    /// kind and frame length, unless the title names another.
     pub raw: Option<(f64, f64)>,
-    /// The mark that applies in this state of the machine, as a text; empty where there is none.
+    /// The mark that applies in this state of the machine, as a text; empty if none applies.
     pub mark: String,
-    /// The stretch mark, likewise.
+    /// The stretch mark, as a text; empty if none applies.
     pub stretch: String,
     /// Whether the mark was reached; `None` where none applies.
     pub reached: Option<bool>,
@@ -218,14 +218,14 @@ fn find<'a>(rows: &'a [Row], part: &str, op: &str) -> Option<&'a Row> {
     rows.iter().find(|r| r.text("part") == part && r.text("op") == op)
 }
 
-/// The lines for the medians in one state of the machine, with those of measurements on whole cores beside them. A median of
-/// measurements in other states is shown, but no mark applies to it.
+/// The lines for the medians in one state of the machine, with the medians on whole cores beside them. No mark applies to a median of
+/// measurements in other states, but it is shown.
 pub fn lines(rows: &[Row], whole: &[Row], kind: Kind) -> Vec<Line> {
     MARKS.iter().map(|m| line(m, rows, whole, kind)).collect()
 }
 
 impl Mark {
-    /// Its figure among these rows.
+    /// The figure of this mark in these rows.
     fn figure(&self, rows: &[Row]) -> Option<f64> {
         let row = find(rows, self.part, self.op)?;
         match self.of {

@@ -1,8 +1,8 @@
-//! The suite behind `scripts/bench`: repeats the table of marks with `roce-perf`, as two processes, and with other programs
-//! beside it, until everything was measured often enough in the same state of the machine; shows the medians.
+//! The suite behind `scripts/bench`. It repeats the table of marks with `roce-perf`, as two processes, and with other programs beside
+//! it, until each step was measured often enough in the same state of the machine. Then it shows the medians.
 //!
-//! It measures only the speed of the cores itself (`cores.rs`) and runs nothing of the stack: all other figures are read from
-//! the rows that programs write.
+//! The suite itself measures only the speed of the cores (`cores.rs`) and runs nothing of the stack: all other figures come from the
+//! rows that programs write.
 
 pub mod child;
 pub mod cli;
@@ -60,7 +60,7 @@ pub fn run(cli: &BenchCli) -> Result<()> {
     Ok(())
 }
 
-/// Refuses names that no part has: a run without what was asked for is found out late.
+/// Refuses names that no part has, because a run without the requested part would show that only at its end.
 fn check_names(only: &[String]) -> Result<()> {
     let ours = plan::run(Duration::ZERO, true).into_iter().flatten().map(|part| part.name);
     let mut names = Vec::new();
@@ -91,7 +91,7 @@ fn write(path: &Path, text: &str) -> Result<()> {
     out.map_err(|e| AppError::Setup(format!("{}: the file cannot be written ({e})", path.display())))
 }
 
-/// A suite that is running.
+/// The state of a suite that is running.
 struct Bench<'a> {
     cli: &'a BenchCli,
     perf: PathBuf,
@@ -113,7 +113,7 @@ impl Drop for Scratch {
     }
 }
 
-/// The name of all alternatives together.
+/// The name that selects all alternatives.
 const PEERS: &str = "peers";
 
 /// A measurement between two checks of the machine's state.
@@ -122,7 +122,7 @@ enum Step {
     Ours(Vec<Part>),
     /// An alternative.
     Peer(&'static Peer),
-    /// This stack, and an alternative beside it.
+    /// This stack, and an alternative beside it for comparison.
     Pair(Pair),
 }
 
@@ -135,7 +135,7 @@ impl Step {
         }
     }
 
-    /// The names of its parts.
+    /// The names of the step's parts.
     fn names(&self) -> Vec<&'static str> {
         match self {
             Self::Ours(parts) => parts.iter().map(|part| part.name).collect(),
@@ -144,7 +144,7 @@ impl Step {
         }
     }
 
-    /// Whether it takes so long that it is measured only if asked for.
+    /// Whether the step takes so long that it is measured only on request.
     fn is_long(&self) -> bool {
         match self {
             Self::Ours(parts) => parts.iter().any(|part| part.is_long),
@@ -153,7 +153,7 @@ impl Step {
         }
     }
 
-    /// Whether one of its parts has one of these names.
+    /// Whether one of the step's parts has one of these names.
     fn is_named(&self, only: &[String]) -> bool {
         self.names().iter().any(|name| only.iter().any(|only| only == name))
     }
@@ -248,7 +248,7 @@ impl<'a> Bench<'a> {
         Ok(Suite { machine: Machine::here(), steps, measured, kind, wanted, rows, lines, notes })
     }
 
-    /// All steps that there are.
+    /// All steps that exist.
     fn all_steps(&self) -> Vec<Step> {
         let ours = plan::run(self.time, !self.cli.no_scale).into_iter().map(Step::Ours);
         ours.chain(peers::PEERS.iter().map(Step::Peer)).chain(PAIRS.into_iter().map(Step::Pair)).collect()
@@ -268,13 +268,13 @@ impl<'a> Bench<'a> {
         all.filter(|step| is_possible(step) && self.is_wanted(step) && is_among(step)).collect()
     }
 
-    /// Whether a step is measured in these runs, as far as that depends on how long it takes.
+    /// Whether a step is measured in these runs, as far as its length decides.
     fn is_wanted(&self, step: &Step) -> bool {
         !step.is_long() || self.cli.busy || step.is_named(&self.cli.only)
     }
 
-    /// Measures each step between two checks of the machine's state, except for those that were measured often enough in
-    /// both.
+    /// Measures each step between two checks of the machine's state. Skips steps that were measured often enough in the quick and in the
+    /// slow state.
     fn one_run(&mut self, run: usize, steps: &[Step], wanted: usize, all: &mut Vec<Measured>) -> Result<()> {
         let mut server = self.server()?;
         let probe = plan::probe(self.time);
@@ -287,7 +287,7 @@ impl<'a> Bench<'a> {
             let Some(rows) = self.step(&mut server, what)? else { continue };
             let after = self.sample(&mut server, &probe)?;
             let samples = [before, after];
-            // Over seconds the state changes to and fro; such a measurement is of ratios alone, and counts where it begins.
+            // During a long step the state changes back and forth. Such a step measures only ratios, and counts for the state it began in.
             let of = if what.is_long() { &samples[..1] } else { &samples };
             let kind = Kind::of(&of.iter().map(|sample| sample.bare_ns).collect::<Vec<_>>());
             all.push(Measured { run, step, kind, samples, rows });

@@ -1,5 +1,5 @@
-//! Measurements beside another way to move the same bytes, one right after the other: the ratio of two figures of one moment says
-//! more than either.
+//! Pairs of measurements: this stack, and right after it another way to move the same bytes. The ratio of two figures from the same
+//! moment says more than either figure.
 
 use super::hosts::Cable;
 use super::peers::{self, Peer};
@@ -8,26 +8,26 @@ use super::row::Row;
 use super::stock::{Over, Program, Stock};
 use std::time::Duration;
 
-/// Two measurements that belong together.
+/// A measurement of this stack and the measurement that it is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pair {
-    /// Its name in rows (`part`).
+    /// Name of the pair in rows (`part`).
     pub name: &'static str,
     ours: Ours,
-    /// The other way.
+    /// The measurement to compare with.
     pub theirs: Peer,
-    /// Busy loops beside both.
+    /// Busy loops that run beside both measurements.
     pub loops: usize,
-    /// Whether it takes so long that it is measured only if asked for.
+    /// Whether the pair takes so long that it is measured only on request.
     pub is_long: bool,
 }
 
-/// A pair with nothing beside it.
+/// A pair without busy loops.
 const fn pair(name: &'static str, ours: Ours, theirs: Peer) -> Pair {
     Pair { name, ours, theirs, loops: 0, is_long: false }
 }
 
-/// A program of perftest beside busy loops, and TCP beside as many.
+/// A program of perftest beside busy loops, compared with TCP beside as many.
 const fn busy(name: &'static str, loops: usize, program: Program, over: Over) -> Pair {
     let stock = Stock::new(program, over);
     let (mode, theirs) = match program {
@@ -37,22 +37,22 @@ const fn busy(name: &'static str, loops: usize, program: Program, over: Over) ->
     Pair { name, ours: Ours::Program(peers::stock(stock, mode)), theirs, loops, is_long: true }
 }
 
-/// The CPU time of a program of perftest over UDP sockets, and that of TCP.
+/// The CPU time of a program of perftest over UDP sockets, compared with that of TCP.
 const fn cpu(name: &'static str, program: Program) -> Pair {
     let ours = Ours::Program(peers::stock(Stock::new(program, Over::Udp), "cpu"));
     Pair { name, ours, theirs: peers::IPERF_CPU, loops: 0, is_long: true }
 }
 
-/// This stack's side.
+/// How this stack is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ours {
     /// `roce-perf` over UDP sockets, between two hosts or over loopback, with these options.
     Udp(Option<Cable>, &'static str),
-    /// A program that does not know of it.
+    /// By a stock program on this stack.
     Program(Peer),
 }
 
-/// What measures this stack's side.
+/// The program that measures this stack.
 #[derive(Clone, Debug)]
 pub enum By {
     /// `roce-perf`.
@@ -61,7 +61,7 @@ pub enum By {
     Peer(Peer),
 }
 
-/// All of them.
+/// Every pair.
 pub const PAIRS: [Pair; 19] = [
     pair("udp-bw", Ours::Udp(None, "--op write --mode bw --size 65536 --mtu 4096"), peers::IPERF),
     pair(
@@ -97,7 +97,7 @@ pub const PAIRS: [Pair; 19] = [
 ];
 
 impl Pair {
-    /// Its title in progress messages.
+    /// Title in progress messages.
     pub fn title(&self) -> String {
         match self.ours {
             Ours::Udp(cable, line) => {
@@ -111,7 +111,7 @@ impl Pair {
         }
     }
 
-    /// This stack's side, `time` long if `roce-perf` measures it.
+    /// The measurement of this stack, for `time` if `roce-perf` measures it.
     pub fn ours(&self, time: Duration) -> By {
         match self.ours {
             Ours::Udp(cable, line) => {
@@ -122,13 +122,13 @@ impl Pair {
         }
     }
 
-    /// The package without which it cannot be measured, if one is missing.
+    /// The missing package without which the pair cannot be measured, if any.
     pub fn lacks(&self, missing: &[peers::Missing]) -> Option<&'static str> {
         let ours = if let Ours::Program(peer) = self.ours { peer.lacks(missing) } else { None };
         ours.or_else(|| self.theirs.lacks(missing))
     }
 
-    /// The rows of both, with the other one's figure as the limit of ours.
+    /// The rows of both, with the figure of `theirs` as the limit of `ours`.
     pub fn compare(&self, ours: Row, theirs: Row) -> [Row; 2] {
         let key = match ours.text("mode") {
             "lat" => "p50_ns",
@@ -142,7 +142,7 @@ impl Pair {
             Some((own, other)) => ours.with("limit", other).with("ratio", own / other),
             None => ours,
         };
-        // A row of `roce-perf` has its operation there.
+        // In a row of `roce-perf`, `op` is the operation.
         let ours = if ours.text("op") == "peer" { ours.with("op", "program") } else { ours };
         [ours, theirs].map(|row| row.with("part", self.name))
     }

@@ -1,4 +1,4 @@
-//! Alternatives on the same machine: TCP over loopback, and UCX over TCP and shared memory; and programs of others on this stack.
+//! Alternatives on the same machine: TCP over loopback, and UCX over TCP and shared memory; and stock programs on this stack.
 
 use super::child::{self, Guard, patiently};
 use super::hosts::{self, Cable};
@@ -14,10 +14,10 @@ const LONG_SECONDS: f64 = 20.0;
 /// Rounds of a ping-pong.
 const PING_PONGS: f64 = 100_000.0;
 
-/// An alternative, one measurement of it.
+/// One measurement of an alternative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its name in tables.
+    /// Name of the alternative in tables.
     pub name: &'static str,
     how: How,
     mode: &'static str,
@@ -42,10 +42,10 @@ enum How {
 pub const IPERF: Peer =
     Peer { name: "TCP loopback (iperf3)", how: How::Iperf(None), mode: "bw", size: 131_072 };
 
-/// The CPU time of that.
+/// The CPU time of [`IPERF`].
 pub const IPERF_CPU: Peer = Peer { mode: "cpu", ..IPERF };
 
-/// The same for longer, because other programs want the cores.
+/// [`IPERF`] for a longer time, because other programs compete for the cores.
 pub const IPERF_BUSY: Peer = Peer { mode: "busy", ..IPERF };
 
 /// A ping-pong over TCP whose ends sleep in the kernel while they wait.
@@ -62,7 +62,7 @@ pub const fn iperf_between_hosts(cable: Cable) -> Peer {
     Peer { name: "TCP between hosts (iperf3)", how: How::Iperf(Some(cable)), mode: "bw", size: 131_072 }
 }
 
-/// UCX's test of a mode, and messages of it for TCP.
+/// UCX's name of the test for a mode, and its number of messages over TCP.
 const fn test(mode: &'static str, size: u64) -> (&'static str, u64) {
     match mode.as_bytes() {
         b"lat" => ("tag_lat", 60_000),
@@ -109,7 +109,7 @@ pub const PEERS: [Peer; 7] = [
     },
 ];
 
-/// Something that alternatives need and that is not here.
+/// A prerequisite of alternatives that is not installed or set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
     /// `iperf3`.
@@ -125,7 +125,7 @@ pub enum Missing {
 }
 
 impl Missing {
-    /// How to get it.
+    /// How to install or set up the prerequisite.
     pub fn package(self) -> &'static str {
         match self {
             Self::Iperf => "iperf3",
@@ -153,10 +153,10 @@ impl Missing {
     }
 }
 
-/// What is missing here.
+/// The prerequisites that are missing on this machine.
 pub fn missing(run: &Path) -> Vec<Missing> {
     let there = |program: &str, arg: &str| Command::new(program).arg(arg).output().is_ok();
-    // It does not start a program without the library.
+    // `roce-run` starts no program without the library.
     let works = |run: &Path| {
         let mut trial = Command::new(run);
         trial.arg("true").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -179,7 +179,7 @@ pub fn missing(run: &Path) -> Vec<Missing> {
 }
 
 impl Peer {
-    /// The package that it needs, if that is missing.
+    /// The package of a missing prerequisite of this measurement, if any.
     pub fn lacks(&self, missing: &[Missing]) -> Option<&'static str> {
         let needs: &[Missing] = match self.how {
             How::Iperf(None) => &[Missing::Iperf],
@@ -192,12 +192,12 @@ impl Peer {
         needs.iter().find(|needed| missing.contains(needed)).map(|needed| needed.package())
     }
 
-    /// Its title in progress messages.
+    /// Title in progress messages.
     pub fn title(&self) -> String {
         format!("{}, {} {}", self.name, self.mode, apps::report::bytes(self.size))
     }
 
-    /// Measures it, with `share` of the usual number of messages or seconds.
+    /// Runs the measurement, with `share` of the usual number of messages or seconds.
     ///
     /// # Errors
     /// The program's error.
@@ -250,7 +250,7 @@ impl Peer {
         }
     }
 
-    /// Whether it takes seconds to even out how the scheduler gave the cores away.
+    /// Whether the measurement takes seconds, to even out how the scheduler assigns the cores.
     const fn is_long(&self) -> bool {
         matches!(self.mode.as_bytes(), b"cpu" | b"busy")
     }
@@ -303,7 +303,7 @@ struct Received {
     bits_per_second: f64,
 }
 
-/// What arrived, from iperf3's JSON.
+/// The received data, from iperf3's JSON.
 fn received(json: &str) -> Option<Received> {
     let all: serde_json::Value = serde_json::from_str(json).ok()?;
     let sum = all.get("end")?.get("sum_received")?;

@@ -1,5 +1,5 @@
-//! `roce-perf`, or `roce-nvmf` and `roce-nvmf-perf`, as two processes, one core each, over shared memory; and `roce-many`, which starts its
-//! processes itself.
+//! Runs `roce-perf`, or `roce-nvmf` and `roce-nvmf-perf`, as two processes, one core each; and `roce-many`, which starts its processes
+//! itself.
 
 use super::child::{self, Guard};
 use super::cores::CORES;
@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 /// Longest time of a part: a hundred thousand queue pairs take a while to connect.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// Memory of the namespace of the target.
+/// Size of the target's namespace in memory.
 const NAMESPACE: &str = "1g";
-/// Addresses of the two ends over UDP sockets: all of 127.0.0.0/8 is this host's.
+/// Addresses of the two ends over UDP sockets: all addresses of 127.0.0.0/8 are this host's.
 const UDP: [&str; 2] = ["127.47.90.1", "127.47.90.2"];
 /// Longest time until a server has opened its port.
 const START_PATIENCE: Duration = Duration::from_secs(30);
@@ -29,12 +29,12 @@ pub struct Server {
     oob: u16,
     link: Link,
     server: Option<Guard>,
-    /// What joins its host with that of the clients.
+    /// The program that joins the server's host with the clients' host.
     relay: Option<Guard>,
 }
 
 impl Server {
-    /// Starts one that keeps its socket in `dir`.
+    /// Starts a server that keeps its socket in `dir`.
     ///
     /// # Errors
     /// When the program does not start.
@@ -51,14 +51,14 @@ impl Server {
         Ok(out)
     }
 
-    /// Ends it, if it still runs, and starts another one, on this link.
+    /// Ends the server, if it still runs, and starts another one on this link.
     ///
     /// # Errors
     /// When the program does not start.
     pub fn restart(&mut self, link: Link) -> Result<()> {
-        // The old one first: both would listen on the same socket.
+        // The old server first: both would listen on the same socket.
         (self.server, self.relay) = (None, None);
-        // A server that was killed leaves its socket behind.
+        // A killed server leaves its socket behind.
         let _ = std::fs::remove_file(self.ethdev_socket());
         self.oob = child::free_port()?;
         self.link = link;
@@ -102,7 +102,7 @@ impl Server {
         Ok(())
     }
 
-    /// Waits until the target takes connections.
+    /// Waits until the target accepts connections.
     fn wait_for_target(&self) -> Result<()> {
         let end = Instant::now() + START_PATIENCE;
         loop {
@@ -122,7 +122,7 @@ impl Server {
         self.dir.join("ethdev")
     }
 
-    /// Measures a part, with a new server where this one has another link; returns its rows, marked with its name.
+    /// Measures a part, with a new server if this one has another link; returns the part's rows, marked with its name.
     ///
     /// # Errors
     /// The error of `roce-perf`.
@@ -152,7 +152,7 @@ impl Server {
         Ok(rows.into_iter().map(|row| row.with("part", part.name)).collect())
     }
 
-    /// `roce-perf` on the server's or the client's host.
+    /// `roce-perf` as a command on the server's or the client's host.
     fn perf_at(&self, side: usize) -> Command {
         match self.link {
             Link::Hosts(cable) => hosts::command(cable, side, &self.perf),
@@ -160,7 +160,7 @@ impl Server {
         }
     }
 
-    /// Where the client finds the server.
+    /// The address at which the client reaches the server.
     fn server_addr(&self) -> &'static str {
         if matches!(self.link, Link::Hosts(_)) { hosts::ADDRS[0] } else { "127.0.0.1" }
     }

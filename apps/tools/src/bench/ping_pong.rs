@@ -1,11 +1,11 @@
-//! A ping-pong over TCP on the loopback interface whose ends block in the kernel: what a program without RDMA would do that leaves the core
-//! to others while it waits.
+//! A ping-pong over TCP on the loopback interface whose ends block in the kernel, as a program without RDMA does that leaves the core to
+//! others while it waits.
 
 use std::io::{Read, Result, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::Instant;
 
-/// The mean time one way of so many rounds with messages of this size, in nanoseconds.
+/// The mean one-way time over `rounds` rounds with messages of `size` bytes, in nanoseconds.
 ///
 /// # Errors
 /// Those of the system calls.
@@ -18,7 +18,7 @@ pub fn mean_ns(size: usize, rounds: u32) -> Result<u64> {
     let mut message = vec![0; size];
     let echo = std::thread::spawn(move || {
         let mut message = vec![0; size];
-        // Until the client closes.
+        // Ends when the client closes.
         while server.read_exact(&mut message).and_then(|()| server.write_all(&message)).is_ok() {}
     });
     let since = Instant::now();

@@ -3,7 +3,7 @@
 use super::hosts::Cable;
 use std::time::Duration;
 
-/// What the two processes are joined by.
+/// The connection between the two processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Link {
     /// This stack's own memif port.
@@ -11,7 +11,7 @@ pub enum Link {
     Memif,
     /// DPDK's memif driver, through ethdev.
     Ethdev,
-    /// Memif, and at its other end `roce-nvmf` with a namespace in memory.
+    /// Memif, with `roce-nvmf` and a namespace in memory at the other end.
     Nvme,
     /// UDP sockets on the loopback interface.
     Udp,
@@ -19,14 +19,14 @@ pub enum Link {
     Host,
     /// UDP sockets between two hosts.
     Hosts(Cable),
-    /// None: one process has both ends.
+    /// None: one process is both ends.
     Inside,
     /// Links between processes of a host that `roce-many` starts.
     Members,
 }
 
 impl Link {
-    /// Whether what measures has all ends itself, and needs no server.
+    /// Whether one program has all ends, so that no server is needed.
     pub const fn has_all_ends(self) -> bool {
         matches!(self, Self::Inside | Self::Members)
     }
@@ -35,43 +35,43 @@ impl Link {
 /// A part of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Its name in rows (`part`).
+    /// Name of the part in rows (`part`).
     pub name: &'static str,
-    /// Its title in progress messages.
+    /// Title in progress messages.
     pub title: String,
-    /// Options of `roce-perf client` or of `roce-perf raw client`; the subcommand and options of `roce-nvmf-perf` and `roce-many`.
+    /// Options of `roce-perf client` or of `roce-perf raw client`; or subcommand and options of `roce-nvmf-perf` or `roce-many`.
     pub args: Vec<String>,
-    /// Whether it is of bare frames.
+    /// Whether the part measures bare frames.
     pub raw: bool,
-    /// What it is measured over.
+    /// The connection that the part is measured over.
     pub link: Link,
-    /// Whether it takes so long that it is measured only if asked for.
+    /// Whether the part takes so long that it is measured only on request.
     pub is_long: bool,
 }
 
 impl Part {
-    /// One that is quick, and no bare port's.
+    /// A part that is quick and measures no bare frames.
     fn new(name: &'static str, title: String, args: Vec<String>, link: Link) -> Self {
         Self { name, title, args, raw: false, link, is_long: false }
     }
 
-    /// Whether it needs two hosts.
+    /// Whether the part needs two hosts.
     pub fn is_between_hosts(&self) -> bool {
         matches!(self.link, Link::Hosts(_))
     }
 }
 
-/// READs and atomics outstanding, per queue pair, in rate measurements: one queue pair is then as fast as sixteen, and more
-/// bring nothing.
+/// READs and atomics outstanding, per queue pair, in rate measurements: with so many, one queue pair is as fast as sixteen, and more
+/// do not help.
 pub const READS: u8 = 32;
-/// Parts that are compared by their ratio take this many times as long: a core's speed changes within a tenth of a second,
-/// and affects each of the two differently.
+/// Parts that are compared by their ratio take this many times as long: a core's speed changes within tenths of a second, and affects
+/// each of the two parts differently.
 const RATIO_TIMES: u32 = 3;
 /// Names of the parts that are curves: bandwidth by message size, rate of bare frames by their length.
 pub const SIZES: &str = "sizes";
-/// See [`SIZES`].
+/// The second of these names: see [`SIZES`].
 pub const RAW_SIZES: &str = "raw-sizes";
-/// Name of the part that checks the machine's state.
+/// Name of the part that measures the machine's state.
 pub const STATE: &str = "state";
 
 /// A part with options of `roce-perf client`.
@@ -94,7 +94,7 @@ fn ms(time: Duration) -> String {
     format!("{}ms", time.as_millis().max(1))
 }
 
-/// A check of the machine's state: the time of a bare frame of 128 bytes. Short, because the state changes within seconds.
+/// Measures the machine's state: the time of a bare frame of 128 bytes. Short, because the state changes within seconds.
 pub fn probe(time: Duration) -> Part {
     raw(STATE, "the bare port", "--mode lat --size 128", (time / 7).max(Duration::from_millis(50)))
 }
@@ -150,8 +150,8 @@ fn members(time: Duration) -> Vec<Vec<Part>> {
     ]
 }
 
-/// A run: groups of parts that are measured between two checks of the machine's state, as short as their ratios and curves
-/// allow; `time` is that of one measurement, a third of it for a point of a curve.
+/// The parts of a run, in groups that are measured between two checks of the machine's state: as short as ratios and curves allow.
+/// `time` is the time of one measurement; a point of a curve takes a third of it.
 pub fn run(time: Duration, scale: bool) -> Vec<Vec<Part>> {
     let small = ["send", "write", "read", "fetch_add"].as_slice();
     let long = ["write", "read", "send"].as_slice();
@@ -197,7 +197,7 @@ pub fn run(time: Duration, scale: bool) -> Vec<Vec<Part>> {
             parts.map(|((name, title), qps)| part(name, title, &line(qps), time * RATIO_TIMES)).collect()
         }));
     }
-    // Packets that wait for their turn in the network take a while to get through.
+    // Packets that queue up in the network take a while to arrive.
     let flows = |name, title: &str, qps: u32| {
         let line = format!("--op write --mode bw --size 65536 --qps {qps}");
         Part { link: Link::Hosts(Cable::Capped), ..part(name, title, &line, time * RATIO_TIMES) }
@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(alone.count(), 20, "all else has the bare port's limit from the same call");
     }
 
-    // When curves were measured once, at the end, one disturbed second spoiled a whole curve.
+    // Goal: curves are part of every run. When they were measured once, at the end, one disturbed second spoiled a whole curve.
     #[test]
     fn curves_are_measured_in_every_run() {
         let groups = run(Duration::from_millis(700), false);

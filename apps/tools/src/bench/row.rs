@@ -1,4 +1,4 @@
-//! A row as `roce-perf --json` writes it, with the fields that a suite adds: its part, the machine's state, and the run.
+//! A row as `roce-perf --json` writes it, with fields that the suite adds: the part, the machine's state, and the run.
 
 use apps::report::median;
 use serde_json::{Map, Value, json};
@@ -28,15 +28,15 @@ impl Row {
         Self::new("peer", mode).with("peer", name).with("size", size)
     }
 
-    /// A field that is a text; empty where it is none.
+    /// A text field; empty if the field is absent or no text.
     pub fn text(&self, key: &str) -> &str {
         self.0.get(key).and_then(Value::as_str).unwrap_or("")
     }
-    /// A field that is a number.
+    /// A numeric field; `None` if the field is absent or no number.
     pub fn num(&self, key: &str) -> Option<f64> {
         self.0.get(key).and_then(Value::as_f64)
     }
-    /// With a field set.
+    /// The row with a field set.
     #[must_use]
     pub fn with(mut self, key: &str, value: impl Into<Value>) -> Self {
         self.set(key, value);
@@ -46,23 +46,23 @@ impl Row {
         self.0.insert(key.into(), value.into());
     }
 
-    /// The distribution of its latency: quantile and nanoseconds.
+    /// The latency distribution: quantiles, each with its nanoseconds.
     pub fn quantiles(&self) -> Vec<(f64, f64)> {
         let all = self.0.get("quantiles").and_then(Value::as_array);
         let pair = |v: &Value| Some((v.get(0)?.as_f64()?, v.get(1)?.as_f64()?));
         all.map(|all| all.iter().filter_map(pair).collect()).unwrap_or_default()
     }
 
-    /// The fields in which rows of the same measurement in different runs agree.
+    /// Whether the rows are of the same measurement, in whatever run.
     fn same(&self, other: &Self) -> bool {
         const KEYS: [&str; 9] = ["part", "op", "peer", "mode", "size", "mtu", "qps", "pattern", "visit"];
         KEYS.iter().all(|key| self.0.get(*key) == other.0.get(*key))
     }
 }
 
-/// Adds figures that combine the rows of one measurement: the time that this stack adds to a bare frame per side (`added_ns`,
-/// negative if the machine's state changed in between), and the rate, or the latency, relative to that of the first row (`of_first`). The
-/// median of such figures says more than the figure of medians, which may come from different states.
+/// Adds figures that combine the rows of one measurement: the time that this stack adds to a bare frame per side (`added_ns`, negative
+/// if the machine's state changed in between), and the rate or latency relative to that of the first row (`of_first`). The median of
+/// such figures says more than a figure computed from medians, which may come from different states.
 pub fn compare(rows: &mut [Row]) {
     let of = |key| Some((key, rows.first()?.num(key)?));
     let first = of("msgs_per_s").or(of("p50_ns"));

@@ -1,4 +1,4 @@
-//! The state of the machine during a measurement, quick or slow: only figures in the same state can be compared.
+//! The state of the machine during a measurement, quick or slow. Only figures from the same state can be compared.
 
 use std::fmt;
 
@@ -17,16 +17,16 @@ pub struct Sample {
 /// The machine's state during a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The two cores were close together before and after it: absolute marks apply.
+    /// Frames between the two cores were quick before and after the measurement: absolute marks apply.
     Quick,
-    /// They were far apart: marks relative to the bare port apply.
+    /// Frames were slow before and after: marks relative to the bare port apply.
     Slow,
-    /// First one, then the other: it is not known when the state changed, and no mark applies.
+    /// Quick at one check and slow at the other: the moment of the change is unknown, and no mark applies.
     Mixed,
 }
 
 impl Kind {
-    /// The state during a measurement, from the times of a bare frame at the checks, one way, in nanoseconds.
+    /// The state during a measurement, from the one-way times of a bare frame at its checks, in nanoseconds.
     pub fn of(one_way_ns: &[u64]) -> Self {
         match one_way_ns.iter().filter(|ns| **ns <= QUICK_NS).count() {
             n if n == one_way_ns.len() && n > 0 => Self::Quick,
@@ -34,7 +34,7 @@ impl Kind {
             _ => Self::Mixed,
         }
     }
-    /// Its name.
+    /// Name of the state.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Quick => "quick",
@@ -53,16 +53,16 @@ impl fmt::Display for Kind {
 /// The number of measurements of a step in each state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Quick ones.
+    /// Measurements in the quick state.
     pub quick: usize,
-    /// Slow ones.
+    /// Measurements in the slow state.
     pub slow: usize,
-    /// Mixed ones.
+    /// Measurements during which the state changed.
     pub mixed: usize,
 }
 
 impl Tally {
-    /// Counts these states.
+    /// Counts the measurements by their states.
     pub fn of(kinds: impl Iterator<Item = Kind>) -> Self {
         let mut out = Self::default();
         for kind in kinds {
@@ -84,12 +84,12 @@ impl Tally {
     }
 }
 
-/// The state in which everything was measured at least `wanted` times.
+/// The state in which each step was measured at least `wanted` times.
 pub fn enough(tallies: &[Tally], wanted: usize) -> Option<Kind> {
     [Kind::Quick, Kind::Slow].into_iter().find(|kind| tallies.iter().all(|t| t.get(*kind) >= wanted))
 }
 
-/// The state with the most measurements, each step counted up to `wanted` times, if none is complete.
+/// The state with the most measurements if none is complete; each step counts for at most `wanted`.
 pub fn most(tallies: &[Tally], wanted: usize) -> Kind {
     let done = |kind: Kind| tallies.iter().map(|t| t.get(kind).min(wanted)).sum::<usize>();
     if done(Kind::Quick) >= done(Kind::Slow) { Kind::Quick } else { Kind::Slow }

@@ -1,5 +1,5 @@
-//! Programs of perftest, as the distribution has them, on this stack by the drop-in library: one end waits for the other without a core of
-//! its own.
+//! Runs programs of perftest, as distributed, on this stack by the drop-in library. The processes are not pinned: each end waits for the
+//! other without a core of its own.
 
 use super::child::{self, Guard, patiently};
 use super::row::Row;
@@ -7,16 +7,16 @@ use apps::error::Result;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Where the programs of this stack are, and where they may have files.
+/// Where the programs of this stack are, and where files may be written.
 #[derive(Clone, Debug)]
 pub struct Paths {
     /// `roce-run`.
     pub run: PathBuf,
-    /// A directory.
+    /// A directory for files.
     pub dir: PathBuf,
 }
 
-/// A program, what it sends, and over which port.
+/// A program with its options, and the port that it runs over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stock {
     program: Program,
@@ -26,7 +26,7 @@ pub struct Stock {
 /// The program, with its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
-    /// `ib_write_bw`, 64 KiB, 512 under way.
+    /// `ib_write_bw`, 64 KiB, 512 outstanding.
     Write,
     /// `ib_read_bw`, 1 MiB.
     Read,
@@ -36,7 +36,7 @@ pub enum Program {
     Latency,
 }
 
-/// What joins the two processes.
+/// The port between the two processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Over {
     /// Shared memory.
@@ -56,7 +56,7 @@ impl Stock {
         Self { program, over }
     }
 
-    /// Its name in tables.
+    /// Name in tables.
     pub const fn name(self) -> &'static str {
         match (self.program, self.over) {
             (Program::Write | Program::LongWrite, Over::Memif) => "ib_write_bw over memif",
@@ -77,7 +77,7 @@ impl Stock {
         }
     }
 
-    /// Measures about so many seconds, and adds the figures to `row`.
+    /// Measures for about `seconds`, and adds the figures to `row`.
     ///
     /// # Errors
     /// The program's error.
@@ -96,7 +96,7 @@ impl Stock {
             _ => {
                 let rate = numbers[BW_MRATE] * 1e6;
                 let size = self.size() as f64;
-                // With a duration it counts the middle of that alone.
+                // With a duration the program counts only the middle of it.
                 let bytes = (rate * size * seconds.ceil()).round();
                 row.with("gbit_per_s", rate * size * 8.0 / 1e9).with("bytes", bytes)
             }
@@ -134,12 +134,12 @@ impl Stock {
     }
 }
 
-/// Column of the messages a second, in millions, in a line of bandwidth.
+/// Column of the message rate, in millions a second, in the figures of a bandwidth program.
 const BW_MRATE: usize = 4;
-/// Column of the mean time one way, in microseconds, in a line of latency.
+/// Column of the mean one-way time, in microseconds, in the figures of a latency program.
 const LAT_MEAN: usize = 5;
 
-/// The line of figures for messages of this size.
+/// The numbers of the line for messages of this size.
 fn numbers(said: &str, size: u64) -> Option<Vec<f64>> {
     let parse =
         |line: &str| line.split_ascii_whitespace().map(|n| n.parse().ok()).collect::<Option<Vec<f64>>>();

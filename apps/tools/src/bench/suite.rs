@@ -1,4 +1,4 @@
-//! What a run of the suite has measured, and what counts of it.
+//! The results of a suite, and the selection of those that count.
 
 use super::cores;
 use super::machine::Machine;
@@ -7,7 +7,7 @@ use super::row::{Row, medians};
 use super::state::{Kind, Sample, Tally};
 use apps::report;
 
-/// Everything that a report shows.
+/// All contents of a report.
 #[derive(Clone, Debug)]
 pub struct Suite {
     /// The machine and the time.
@@ -16,9 +16,9 @@ pub struct Suite {
     pub steps: Vec<String>,
     /// All measurements.
     pub measured: Vec<Measured>,
-    /// The state of the machine whose measurements count.
+    /// The machine's state whose measurements count.
     pub kind: Kind,
-    /// How many measurements in that state were wanted.
+    /// Number of measurements wanted in that state.
     pub wanted: usize,
     /// The medians.
     pub rows: Vec<Row>,
@@ -33,24 +33,24 @@ pub struct Suite {
 pub struct Measured {
     /// Number of the run, from 1.
     pub run: usize,
-    /// Its step, an index of [`Suite::steps`].
+    /// The step that was measured, an index of [`Suite::steps`].
     pub step: usize,
-    /// The machine's state during it.
+    /// The machine's state during the measurement.
     pub kind: Kind,
-    /// The checks before and after.
+    /// The checks before and after the measurement.
     pub samples: [Sample; 2],
-    /// Its rows.
+    /// The measured rows.
     pub rows: Vec<Row>,
 }
 
 impl Measured {
-    /// The smaller share of a core at the two checks, relative to the best of all.
+    /// The smaller share of a core at the two checks, relative to the best work time of the suite.
     fn core_share(&self, best_work: u64) -> f64 {
         cores::share(self.samples.iter().map(|sample| sample.work_ns).max().unwrap_or(0), best_work)
     }
 }
 
-/// How often each step was measured; without steps that never were.
+/// How often each step was measured, by state; steps that were never measured are left out.
 pub fn tallies(steps: usize, measured: &[Measured]) -> Vec<Tally> {
     let of = |step| Tally::of(measured.iter().filter(|m| m.step == step).map(|m| m.kind));
     (0..steps).map(of).filter(|tally| *tally != Tally::default()).collect()
@@ -61,14 +61,15 @@ pub fn best_work(measured: &[Measured]) -> u64 {
     measured.iter().flat_map(|m| &m.samples).map(|sample| sample.work_ns).min().unwrap_or(0)
 }
 
-/// The medians of measurements in one state of the machine on whole cores; none for a step without such measurements.
+/// The medians of measurements in one state of the machine on whole cores; no rows for a step without such measurements.
 pub fn medians_of_whole(kind: Kind, measured: &[Measured]) -> Vec<Row> {
     let best = best_work(measured);
     let whole = measured.iter().filter(|m| m.kind == kind && m.core_share(best) >= cores::WHOLE);
     medians(&whole.map(|m| m.rows.as_slice()).collect::<Vec<_>>())
 }
 
-/// The medians of measurements in one state; for a step without any, those of all its measurements, marked as mixed.
+/// The medians of measurements in one state. A step without any such measurement gets the medians of all its measurements, marked as
+/// mixed.
 pub fn medians_of(kind: Kind, steps: usize, measured: &[Measured]) -> Vec<Row> {
     let mut out = Vec::new();
     for step in 0..steps {
@@ -122,7 +123,7 @@ impl Suite {
         out
     }
 
-    /// Each step, and how often it was measured.
+    /// Each step that was measured, and how often in which state.
     pub fn moments(&self) -> impl Iterator<Item = (&str, Tally)> {
         let of = |step| Tally::of(self.measured.iter().filter(|m| m.step == step).map(|m| m.kind));
         self.steps.iter().enumerate().map(move |(step, title)| (title.as_str(), of(step)))

@@ -14,9 +14,9 @@ pub enum Scale {
 /// An axis.
 #[derive(Clone, Debug)]
 pub struct Axis {
-    /// Its quantity, with the unit.
+    /// The quantity of the axis, with its unit.
     pub label: String,
-    /// The position of values on it.
+    /// How values map to positions.
     pub scale: Scale,
     /// Smallest and largest value.
     pub range: (f64, f64),
@@ -35,7 +35,7 @@ impl Axis {
         if part.is_finite() { part.clamp(0.0, 1.0) } else { 0.0 }
     }
 
-    /// A linear one from 0 to a round number that is at least `max`, with some four to six ticks.
+    /// A linear axis from 0 to a round number of at least `max`, with four to six ticks.
     pub fn from_zero(label: &str, max: f64, show: impl Fn(f64) -> String) -> Self {
         let step = round_step(max.max(f64::MIN_POSITIVE) / 5.0);
         let count = (max / step).ceil().max(1.0);
@@ -43,7 +43,7 @@ impl Axis {
         Self { label: label.into(), scale: Scale::Linear, range: (0.0, count * step), ticks }
     }
 
-    /// A logarithmic one over `values`, with ticks at 1, 2 and 5 times the powers of ten.
+    /// A logarithmic axis over `values`, with ticks at 1, 2 and 5 times the powers of ten.
     pub fn log(label: &str, values: impl Iterator<Item = f64>, show: impl Fn(f64) -> String) -> Self {
         let (min, max) = values
             .filter(|v| *v > 0.0)
@@ -85,10 +85,10 @@ const LEFT: f64 = 78.0;
 const RIGHT: f64 = 112.0;
 const TOP: f64 = 14.0;
 const BOTTOM: f64 = 52.0;
-/// Least distance of two names at the ends of lines.
+/// Least distance between two names at the ends of lines.
 const NAME_HEIGHT: f64 = 15.0;
 
-/// Lines over two axes. `show` gives the text of a point when the pointer is on it.
+/// A chart of lines over two axes. `show` gives the text that appears when the pointer is on a point.
 pub fn lines(
     title: &str,
     x: &Axis,
@@ -175,10 +175,10 @@ pub fn lines(
     out
 }
 
-/// A bar of a bar chart: its name, its value, the text of that, and its colour.
+/// A bar of a bar chart: name, value, the value as text, and colour.
 pub type Bar = (String, f64, String, usize);
 
-/// Horizontal bars from 0 on.
+/// A chart of horizontal bars that begin at 0.
 pub fn bars(title: &str, bars: &[Bar]) -> String {
     const NAME: f64 = 210.0;
     const VALUE: f64 = 110.0;

@@ -1,4 +1,4 @@
-//! The table, for a terminal and as Markdown.
+//! Formats the results as tables, for a terminal and as Markdown.
 
 use super::marks::{Line, Unit};
 use super::row::Row;
@@ -9,7 +9,7 @@ use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 /// An empty cell.
 const NONE: &str = "–";
 
-/// Columns of the table of marks. Beside a figure is the bare port's, unless the title says whose it is.
+/// Columns of the table of marks. The figure beside the measured one is the bare port's, unless the title names another.
 pub const COLUMNS: [&str; 7] = ["", "measured", "whole cores", "beside it", "ratio", "mark", "stretch"];
 
 /// The cells of a line of the table of marks.
@@ -45,7 +45,7 @@ pub const PEER_COLUMNS: [&str; 4] = ["alternative", "64 B one way, p50", "64 B m
 /// The alternatives, one line each, after this stack's figures for comparison.
 pub fn peers(rows: &[Row]) -> Vec<[String; 4]> {
     let mut names: Vec<&str> = Vec::new();
-    // Those that were measured beside something are in its line.
+    // Alternatives that were measured in a pair appear in the line of that pair.
     let rows = || rows.iter().filter(|r| r.text("part") == "peers" || r.text("op") != "peer");
     for row in rows().filter(|r| r.text("op") == "peer") {
         if !names.contains(&row.text("peer")) {

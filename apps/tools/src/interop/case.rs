@@ -5,31 +5,31 @@ use super::run::{Bench, Pair, Target, Terms};
 use apps::error::{AppError, Result};
 use verbs::{Access, Mtu, WcStatus};
 
-/// One case.
+/// A request with an error, and the expected result.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     /// Its name.
     pub name: &'static str,
     /// The request.
     pub op: Op,
-    /// Bytes.
+    /// Bytes of the request.
     pub len: u32,
-    /// Added to the key.
+    /// Added to the remote key.
     pub key: u32,
-    /// Added to the address.
+    /// Added to the remote address.
     pub off: u64,
     /// Access flags of the responder's queue pair.
     pub access: Access,
     /// RNR retries.
     pub rnr_retry: u8,
-    /// The responder's queue pair is destroyed before the request.
+    /// Whether the responder's queue pair is destroyed before the request.
     pub gone: bool,
-    /// The address is not a multiple of 8, as an atomic needs: this stack's call refuses it, and so do Linux's calls, except
-    /// for the newer interface, whose request is sent and refused by the responder.
+    /// Whether the address is no multiple of 8, which an atomic needs. This stack and most calls of Linux refuse the post; Linux's newer
+    /// interface sends the request, and the responder refuses it.
     pub misaligned: bool,
-    /// Length of the responder's posted receive.
+    /// Bytes of the responder's posted receive.
     pub receive: Option<u32>,
-    /// The status of the request, with this stack and with Linux as the requester.
+    /// The expected status of the request: with this stack as the requester, and with Linux.
     pub status: [WcStatus; 2],
 }
 
@@ -91,10 +91,10 @@ pub const CASES: &[Case] = &[
 ];
 
 impl Bench {
-    /// Runs a case with `by` as the requester. Returns why it cannot be tried, if so.
+    /// Runs a case with `by` as the requester. Returns the reason if the case cannot be tried.
     ///
     /// # Errors
-    /// What happened instead.
+    /// The unexpected result.
     pub fn case(&mut self, case: &Case, by: Requester, mtu: Mtu) -> Result<Option<String>> {
         let cell = Cell {
             net: Network::Ipv4,

@@ -1,4 +1,4 @@
-//! The matrix: the cells, and which of them a run has.
+//! The matrix of tests: its cells, and the selection of cells for a run.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -20,7 +20,7 @@ impl Service {
     /// Every service type.
     pub const ALL: [Self; 3] = [Self::Rc, Self::Uc, Self::Ud];
 
-    /// Its name, in this program and in the guest's.
+    /// Name of the service type, in this program and in the guest's.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Rc => "rc",
@@ -64,7 +64,7 @@ impl Op {
         Self::AtomicWrite,
     ];
 
-    /// Its name, in this program and in the guest's.
+    /// Name of the operation, in this program and in the guest's.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Send => "send",
@@ -77,27 +77,27 @@ impl Op {
             Self::AtomicWrite => "atomic_write",
         }
     }
-    /// Whether it consumes a receive request of the other side.
+    /// Whether the operation consumes a receive request of the responder.
     pub const fn receives(self) -> bool {
         matches!(self, Self::Send | Self::SendImm | Self::WriteImm)
     }
-    /// Whether it carries immediate data.
+    /// Whether the operation carries immediate data.
     pub const fn imm(self) -> bool {
         matches!(self, Self::SendImm | Self::WriteImm)
     }
-    /// Whether it works on one word and returns the previous value.
+    /// Whether the operation works on one word and returns its previous value.
     pub const fn atomic(self) -> bool {
         matches!(self, Self::Cas | Self::Fadd)
     }
-    /// Whether it writes the responder's region.
+    /// Whether the operation writes to the responder's region.
     pub const fn writes(self) -> bool {
         matches!(self, Self::Write | Self::WriteImm | Self::AtomicWrite)
     }
-    /// Whether its length is always 8 bytes.
+    /// Whether the operation's length is always 8 bytes.
     pub const fn one_word(self) -> bool {
         matches!(self, Self::Cas | Self::Fadd | Self::AtomicWrite)
     }
-    /// Whether a type of queue pair has it.
+    /// Whether a service type supports the operation.
     pub const fn on(self, service: Service) -> bool {
         match service {
             Service::Rc => true,
@@ -117,10 +117,10 @@ pub enum Requester {
 }
 
 impl Requester {
-    /// Both.
+    /// Both requesters.
     pub const BOTH: [Self; 2] = [Self::Us, Self::Linux];
 
-    /// Its name.
+    /// Name of the requester.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Us => "us",
@@ -129,7 +129,7 @@ impl Requester {
     }
 }
 
-/// The network between the two.
+/// The network between this stack and the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub enum Network {
     /// IPv4.
@@ -146,7 +146,7 @@ impl Network {
     /// The networks without faults, which share the whole matrix.
     pub const SOUND: [Self; 3] = [Self::Ipv4, Self::Ipv6, Self::Vlan];
 
-    /// Its name.
+    /// Name of the network.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ipv4 => "ipv4",
@@ -183,7 +183,7 @@ pub struct Cell {
     pub op: Op,
     /// The requester.
     pub by: Requester,
-    /// Which of the [`sizes`] it is.
+    /// Index of the message size among the [`sizes`].
     pub size: usize,
     /// Bytes of a message.
     pub len: u32,
@@ -191,7 +191,7 @@ pub struct Cell {
     pub mtu: Mtu,
     /// Messages.
     pub count: u32,
-    /// The responder's receives come from a shared receive queue.
+    /// Whether the responder's receives come from a shared receive queue.
     pub srq: bool,
     /// First PSN of both sides.
     pub psn: u32,
@@ -230,7 +230,7 @@ const fn count(len: u32) -> u32 {
 const PSNS: [u32; 2] = [0x10_0000, 0xff_fffd];
 
 impl Cell {
-    /// Whether the PSN wraps.
+    /// Whether the PSN wraps around within the cell.
     pub const fn wraps(&self) -> bool {
         self.psn == PSNS[1]
     }
@@ -241,7 +241,7 @@ impl Cell {
         if packets == 0 { 1 } else { packets }
     }
 
-    /// Its factors: a small number for each property in which cells differ.
+    /// The cell's values: a small number for each property in which cells differ.
     const fn factors(&self) -> [usize; FACTORS] {
         [
             (self.service as usize * Op::ALL.len() + self.op as usize) * 2 + self.by as usize,
@@ -254,13 +254,13 @@ impl Cell {
     }
 }
 
-/// Number of these properties, and of values that each of them has at most.
+/// Number of these properties, and most values of one property.
 const FACTORS: usize = 6;
 const VALUES: usize = 3 * 8 * 2;
 
-/// Packets of unreliable messages that are outstanding at most: the queues on the path hold some more. A guest that gets no
-/// CPU time for 20 ms loses the packets that no queue has room for, and they are not retransmitted: longer messages are sent
-/// one at a time, and again if they are lost.
+/// Most packets of unreliable messages outstanding; the queues on the path hold some more. A guest that gets no CPU time for 20 ms
+/// loses the packets that no queue has room for, and these are not retransmitted. Longer messages are therefore sent one at a time,
+/// and again after a loss.
 pub const UNREPEATED_PACKETS: u32 = 48;
 
 /// Sizes of an operation at a path MTU, each with its index among all sizes.
@@ -268,20 +268,20 @@ fn sizes_of(service: Service, op: Op, mtu: Mtu) -> Vec<(usize, u32)> {
     let all = sizes(mtu);
     match service {
         _ if op.one_word() => vec![(0, 8)],
-        // One packet.
+        // A datagram is one packet.
         Service::Ud => all.into_iter().enumerate().filter(|(_, len)| *len <= mtu.bytes() as u32).collect(),
         _ => all.into_iter().enumerate().collect(),
     }
 }
 
-/// The whole product on these networks.
+/// Every combination of values on these networks.
 pub fn product(nets: &[Network], mtu_max: Mtu) -> Vec<Cell> {
     let mut cells = Vec::new();
     for service in Service::ALL {
         for op in Op::ALL.into_iter().filter(|op| op.on(service)) {
             for by in Requester::BOTH {
                 for mtu in Mtu::ALL.into_iter().filter(|m| *m <= mtu_max) {
-                    // The path MTU of datagrams is the port's.
+                    // Datagrams have the path MTU of the port.
                     if service == Service::Ud && mtu != mtu_max {
                         continue;
                     }
@@ -316,8 +316,8 @@ pub fn product(nets: &[Network], mtu_max: Mtu) -> Vec<Cell> {
     cells
 }
 
-/// A selection of these cells in which each pair of values that occurs in some cell occurs, too: every operation by every
-/// requester at every size, every size at every path MTU, every path MTU on every network, and so on.
+/// A selection of these cells in which each pair of values occurs that occurs in any cell: every operation by every requester at
+/// every size, every size at every path MTU, every path MTU on every network, and so on.
 pub fn pairwise(cells: &[Cell]) -> Vec<Cell> {
     let mut seen = vec![false; (FACTORS * VALUES) * (FACTORS * VALUES)];
     let at =
@@ -329,7 +329,7 @@ pub fn pairwise(cells: &[Cell]) -> Vec<Cell> {
             let f = cell.factors();
             pairs().filter(|(i, j)| !seen[at(&f, *i, *j)]).count()
         };
-        // Of the cells with the most new pairs, the one with the fewest packets; of these, the first.
+        // The cell with the most new pairs; among equals the one with the fewest packets; among equals the first.
         let rated = cells.iter().enumerate().map(|(n, c)| (news(c), Reverse(c.packets()), Reverse(n)));
         let Some((1.., _, Reverse(n))) = rated.max() else { break };
         chosen[n] = true;
@@ -341,10 +341,10 @@ pub fn pairwise(cells: &[Cell]) -> Vec<Cell> {
     cells.iter().zip(chosen).filter(|(_, chosen)| *chosen).map(|(cell, _)| *cell).collect()
 }
 
-/// The cells of a run on one network: all of the product, or the network's part of the selection.
+/// The cells of a run on one network: every combination, or the network's part of the selection.
 pub fn matrix(net: Network, mtu_max: Mtu, full: bool) -> Vec<Cell> {
     let all = match net {
-        // Lost packets are recovered by retries: only reliable connections, messages of a few packets.
+        // Lost packets are recovered by retries, so only reliable connections take part, with messages of a few packets.
         Network::Faults => {
             let mut cells = product(&[net], mtu_max);
             cells.retain(|c| c.service == Service::Rc && c.packets() <= 16);

@@ -13,13 +13,13 @@ use std::path::Path;
 pub struct Findings {
     /// Frames of any kind.
     pub frames: u64,
-    /// RoCEv2 packets with a valid ICRC: this stack's, and others'.
+    /// RoCEv2 packets with a valid ICRC: this stack's, and those of others.
     pub right: [u64; 2],
-    /// How many packets of each opcode there were.
+    /// Number of packets of each opcode.
     pub opcodes: BTreeMap<u8, u64>,
-    /// The source port of this stack's last packet to each connected queue pair, by its host and number.
+    /// The source port of this stack's last packet to each connected queue pair, by the queue pair's host and number.
     sources: BTreeMap<(Vec<u8>, u32), u16>,
-    /// Errors, with the frame of each; the first few.
+    /// The first errors, each with the number of its frame.
     pub wrong: Vec<String>,
     /// Frames with an error.
     pub wrong_frames: u64,
@@ -66,8 +66,8 @@ impl Findings {
         }
     }
 
-    /// Source ports are as networks want them (IBA A17.3.2, and the custom of NICs): 49152 or above, and one for a connection, whose
-    /// packets would overtake each other on different paths. What is not answered goes on from port 4791, and stays there.
+    /// Checks a UDP source port (IBA A17.3.2, and the custom of NICs): 49152 or above, and the same for all packets of a connection, because
+    /// packets on different paths could overtake each other. A connection without answers may change to port 4791 once, and must stay there.
     fn source_port(&mut self, packet: &Packet<'_>) -> core::result::Result<(), String> {
         let Packet { opcode, source, to, qpn } = *packet;
         if source != WELL_KNOWN && source < 0xc000 {
@@ -89,15 +89,15 @@ impl Findings {
 /// The UDP port of RoCEv2.
 const WELL_KNOWN: u16 = 4791;
 
-/// What is read of a RoCEv2 packet.
+/// The fields of a RoCEv2 packet that are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Packet<'a> {
     opcode: u8,
-    /// Its UDP source port.
+    /// UDP source port.
     source: u16,
-    /// The IP address of its destination.
+    /// IP address of the destination.
     to: &'a [u8],
-    /// The destination queue pair.
+    /// Number of the destination queue pair.
     qpn: u32,
 }
 
@@ -115,7 +115,7 @@ fn roce(frame: &[u8]) -> core::result::Result<Option<Packet<'_>>, String> {
         (ethertype, at) = (word(frame, 16), 18);
     }
     let ip = &frame[at..];
-    // Where UDP begins, the IP packet's length by its header, and the header's fields that may change on the path.
+    // Where UDP begins, the length of the IP packet by its header, and the ranges of the header that may change on the path.
     let (udp, total, changing): (usize, usize, &[core::ops::Range<usize>]) = match ethertype {
         0x0800 if ip.len() >= 20 && ip[0] == 0x45 && ip[9] == 17 => {
             let sum: usize = (0..10).map(|n| word(ip, 2 * n)).sum();
@@ -200,7 +200,7 @@ mod tests {
         let whole = sealed();
         let right = Packet { opcode: 0x11, source: 0xc000, to: &[10, 99, 0, 10], qpn: 0x11 };
         assert_eq!(roce(&whole), Ok(Some(right)));
-        // Fields that may change on the path: the UDP checksum, FECN.
+        // Fields that may change on the path: here the UDP checksum and FECN.
         let mut marked = whole.clone();
         marked[40] = 0x12;
         marked[46] = 0x40;
@@ -232,7 +232,7 @@ mod tests {
         assert_eq!(found.opcodes, BTreeMap::from([(0x11, 3)]));
     }
 
-    // Goal: packets of a connection keep to one path, and leave it once at most.
+    // Goal: packets of a connection keep to one source port, except for one change to the well-known port.
     #[test]
     fn a_connection_has_one_source_port_until_it_goes_on_from_the_well_known_one() {
         let wrong = |packets: &[(u8, u16)]| {
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(wrong(&[(0x64, 49_151), (0x04, 0)]), 2);
     }
 
-    // Captures of this stack and Linux, connecting over IPv6 and in a VLAN.
+    // Captures of this stack and Linux, which connect over IPv6 and in a VLAN.
     #[test]
     fn what_we_say_to_linux_is_right() {
         for name in ["ipv6-rping-client", "ipv6-rping-server", "ipv6-ucmatose", "ipv6-udaddy", "vlan-rping"] {

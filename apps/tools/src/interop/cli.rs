@@ -157,11 +157,11 @@ pub struct CmArgs {
 }
 
 impl CmArgs {
-    /// Port space of connections.
+    /// The port space of the connections.
     pub const fn space(&self) -> PortSpace {
         if self.ib { PortSpace::Ib } else { PortSpace::Tcp }
     }
-    /// Connections altogether.
+    /// The total number of connections.
     pub const fn total(&self) -> u32 {
         self.connections * self.rounds
     }

@@ -1,5 +1,5 @@
 //! This stack's side of the programs that come with librdmacm, `rping`, `ucmatose` and `udaddy`: the same messages in the
-//! same order, so that a stock one can be the peer.
+//! same order, so that the stock program can be the peer.
 
 use super::cell::Network;
 use super::cli::{CmArgs, CmRole, CmTool};
@@ -19,13 +19,13 @@ use verbs::{
 
 /// Timeout of a step.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The reason of a REJ from a peer that still has an earlier connection (IBA 12.6.7.2), and how many of them are accepted.
+/// The reason of a REJ from a peer that still has an earlier connection (IBA 12.6.7.2), and the number of such REJs that are accepted.
 const STALE: u16 = 10;
 const STALE_MAX: u32 = 8;
 /// Ports of `rping` and `udaddy`, and of `ucmatose`.
 const RPING_PORT: u16 = 7174;
 const UCMATOSE_PORT: u16 = 7471;
-/// Largest buffer of `rping`, and its place in the region; messages are in front of it.
+/// Largest buffer of `rping`, which is also the buffer's offset in the region: messages are in front of it.
 const RPING_MAX: usize = 1 << 16;
 const INFO_LEN: usize = 16;
 const DATA: usize = 4096;
@@ -62,7 +62,7 @@ struct Host {
     receives: Cq,
     mr: Mr,
     pd: Pd,
-    /// Keeps connection management running, which counts received messages.
+    /// Keeps connection management running, and shows its counters.
     channel: EventChannel,
     context: Context,
 }
@@ -92,7 +92,7 @@ impl Info {
     }
 }
 
-/// The text that `rping` sends in round `n`, with its end marker.
+/// The text that `rping` sends in round `n`, with its terminating byte.
 fn ping(n: u64, len: usize) -> Vec<u8> {
     let mut text = format!("rdma-ping-{n}: ").into_bytes();
     text.extend((0..len).map(|i| b'A' + ((n as usize + i) % 58) as u8));
@@ -116,7 +116,7 @@ impl Host {
         let mr = pd.reg_mr(DATA + 2 * RPING_MAX, rights)?;
         let (sends, receives) = (context.create_cq(16384)?, context.create_cq(16384)?);
         let channel = EventChannel::new()?;
-        // From its first identifier on, the channel counts what the device's connection management does, and keeps it running.
+        // Once it has had an identifier, the channel counts the events of the device's connection management, and keeps it running.
         drop(context.create_id(Some(&channel), PortSpace::Tcp)?);
         Ok(Self { sends, receives, mr, pd, channel, context })
     }
@@ -177,7 +177,7 @@ impl Host {
         listener.get_request(PATIENCE)?.ok_or_else(|| AppError::Timeout("nobody connects".into()))
     }
 
-    /// Waits until the peer ends the connection, unless it has already, even by being killed.
+    /// Waits until the peer ends the connection, if it has not ended yet. A killed peer counts, too.
     fn ended(&self, id: &CmId) -> Result<()> {
         let event =
             id.get_event(PATIENCE)?.ok_or_else(|| AppError::Timeout("the connection does not end".into()))?;
@@ -196,7 +196,7 @@ impl Host {
         Ok(())
     }
 
-    /// Sends the address of a buffer, and waits for the other side's message; posts the next receive if it `goes_on`.
+    /// Sends the address of a buffer, and waits for the peer's message. Posts the next receive if `goes_on`.
     fn advertise(&self, qp: &Qp, at: usize, len: usize, goes_on: bool) -> Result<()> {
         self.send_info(qp, at, len)?;
         self.good(&self.receives, "receive")?;
@@ -213,8 +213,8 @@ impl Host {
                 self.mr.fill(DATA + RPING_MAX..DATA + RPING_MAX + len, 0xee)?;
                 let dies_at = |n| args.die_at.is_some_and(|at| n == u64::from(at));
                 if dies_at(n) {
-                    // The peer has the message, and READs data that is never sent. If another thread sends it while this one
-                    // waits for its core, there is no receive for the peer's message: it is never acknowledged.
+                    // The peer receives the message, and READs data that is never sent. If another thread sends the message while this one
+                    // waits for its core, no receive exists for the peer's next message, which is then never acknowledged.
                     self.send_info(&qp, DATA, len)?;
                     die()?;
                 }
@@ -232,7 +232,7 @@ impl Host {
         Ok(u64::from(args.count) * u64::from(args.rounds))
     }
 
-    /// Connects; while the peer still has a connection of the previous process, again on a new identifier.
+    /// Connects. While the peer still has a connection of the previous process, tries again on a new identifier.
     fn connect_anew(&self, args: &CmArgs) -> Result<(CmId, Arc<Qp>)> {
         let mut stale = 0;
         loop {
@@ -260,7 +260,7 @@ impl Host {
         }
     }
 
-    /// Waits until the peer has ended the connection of the previous process, and got an answer.
+    /// Waits until the peer has ended the connection of the previous process, and has been answered.
     fn predecessor_ended(&self) -> Result<()> {
         let mirrored = || self.channel.counters().iter().any(|(name, n)| *name == "dreq_mirrored" && *n > 0);
         let since = Instant::now();
@@ -275,7 +275,7 @@ impl Host {
         Ok(())
     }
 
-    /// Waits for the flush of unused receives at the end of the connection.
+    /// Waits for the flush of `n` unused receives at the end of the connection.
     fn flush(&self, n: u32) -> Result<()> {
         for _ in 0..n {
             let wc = self.poll(&self.receives, "flush")?;
@@ -286,7 +286,7 @@ impl Host {
         Ok(())
     }
 
-    /// The peer's next message; `None` when it is done. Posts the next receive if it `goes_on`.
+    /// The peer's next message; `None` when the peer is done. Posts the next receive if `goes_on`.
     fn receive_info(&self, qp: &Qp, goes_on: bool) -> Result<Option<Info>> {
         let wc = self.poll(&self.receives, "receive")?;
         match wc.status {
@@ -336,7 +336,7 @@ impl Host {
                     break;
                 }
                 if dies {
-                    // The peer continues with its next ping, whose message is never received: there is no receive for it.
+                    // The peer continues with its next ping. Its message is never received, because no receive is posted.
                     die()?;
                 }
                 pings += 1;
@@ -356,7 +356,7 @@ impl Host {
         Ok(u64::from(args.total()) * u64::from(args.count) * 2)
     }
 
-    /// All connections at once, by events.
+    /// Runs all connections at once, driven by events.
     fn ucmatose_connections(&self, args: &CmArgs) -> Result<()> {
         let channel = EventChannel::new()?;
         let to = SocketAddr::new(args.link.net.addresses().1, UCMATOSE_PORT);
@@ -412,7 +412,7 @@ impl Host {
                 got += 1;
             }
             if got == messages && sent == 0 {
-                // The stock program takes answers only after it has sent all its messages.
+                // The stock program receives answers only after it has sent all its messages.
                 for id in ids.values() {
                     let qp = id.qp().ok_or_else(|| AppError::Peer("a connection has gone".into()))?;
                     for _ in 0..args.count {
@@ -463,7 +463,7 @@ impl Host {
         Ok(u64::from(args.total()) * u64::from(args.count) * 2)
     }
 
-    /// Datagrams carry the sender's queue pair number as immediate data, as the stock program requires.
+    /// Exchanges datagrams. Each carries its sender's queue pair number as immediate data, as the stock program requires.
     fn datagrams(&self, qp: &Qp, ah: &Ah, to: (u32, u32), args: &CmArgs) -> Result<()> {
         let len = args.size as usize;
         for _ in 0..args.count {

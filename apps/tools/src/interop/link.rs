@@ -6,7 +6,7 @@ use verbs::port::fault::Plan;
 use verbs::port::{self, PortOptions};
 use verbs::{Context, DeviceConfig, Drive, PortSource};
 
-/// Opens the port, with faults of both directions and their seed, and a device on it that has the address of this network.
+/// Opens the port, with the given faults in both directions and their seed, and on it a device that has the address of this network.
 ///
 /// # Errors
 /// Errors of the port and the device.

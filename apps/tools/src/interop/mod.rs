@@ -47,16 +47,16 @@ pub fn main(cli: &InteropCli) -> Result<()> {
     }
 }
 
-/// Failures after which a run ends: further cells would not add information.
+/// Failures after which a run ends: further cells would add no information.
 const FAILURES_MAX: usize = 5;
 
 /// A cell or a case to be run.
 struct Trial {
     part: &'static str,
-    /// Its line of the table.
+    /// The line of the table.
     what: String,
     by: Requester,
-    /// A line that identifies it.
+    /// A line that identifies the trial.
     line: String,
     work: Work,
 }
@@ -93,7 +93,7 @@ fn trials(net: Network, mtu: Mtu, full: bool) -> Vec<Trial> {
     trials
 }
 
-/// The run on one network: its connection to the guest, and the results so far.
+/// A run on one network: the connection to the guest, and the results so far.
 struct Session<'a> {
     args: &'a RunArgs,
     context: Context,
@@ -106,7 +106,7 @@ struct Session<'a> {
 }
 
 fn run(args: &RunArgs) -> Result<()> {
-    // The port first: over vhost the guest boots only after its other end exists.
+    // The port first: over vhost the guest boots only after this end of the link exists.
     let context = open(args)?;
     let (net, mtu) = (args.link.net, context.query_port(1)?.active_mtu);
     let mut trials = trials(net, mtu, args.full);
@@ -121,7 +121,7 @@ fn run(args: &RunArgs) -> Result<()> {
         trials.retain(|t| !seen(t));
         say!("{} of {all} cells are left", trials.len())?;
         if trials.is_empty() {
-            // Without frames there must be no capture file.
+            // A run without frames must leave no capture file.
             return args.link.pcap.as_ref().map_or(Ok(()), |path| {
                 std::fs::remove_file(path).map_err(|e| AppError::Setup(format!("{}: {e}", path.display())))
             });
@@ -166,8 +166,8 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Runs one, prints its line and stores its result. A failure leaves both sides in an unknown state: the next one starts
-    /// on a new connection to the guest.
+    /// Runs one trial, prints its line and stores its result. A failure leaves both sides in an unknown state, so the next trial starts on a
+    /// new connection to the guest.
     fn one(&mut self, trial: &Trial) -> Result<()> {
         let Trial { part, what, by, line, work } = trial;
         let net = self.args.link.net;
@@ -226,7 +226,7 @@ impl Session<'_> {
     }
 }
 
-/// Opens the port and a device on it that has the address of this network.
+/// Opens the port, and on it a device that has the address of this network.
 fn open(args: &RunArgs) -> Result<Context> {
     let faults = (args.link.net == Network::Faults).then(|| {
         let ppm = |percent: f64| (percent * 10_000.0) as u32;
@@ -260,7 +260,7 @@ fn check(args: &CheckArgs) -> Result<()> {
         results.add(&row(CAPTURES))
     };
     note("packets", Verdict::Note, detail)?;
-    // A part of a run may consist of unreliable messages in one direction.
+    // A part of a run may consist of unreliable messages in one direction only.
     let wrong = match (found.wrong_frames, ours + theirs) {
         (0, 1..) => None,
         (0, 0) => Some("no packets".to_string()),

@@ -1,4 +1,4 @@
-//! The program in the guest, over TCP: one line per request, one line per answer.
+//! Controls the program in the guest over TCP: one line per request, one line per answer.
 
 use apps::error::{AppError, Result};
 use std::collections::HashMap;
@@ -23,15 +23,15 @@ pub struct Remote {
 pub struct Reply(HashMap<String, String>);
 
 impl Reply {
-    /// A number of the answer; 0 if there is none of that name.
+    /// A number of the answer; 0 if the answer has no number of that name.
     pub fn num(&self, key: &str) -> u64 {
         self.0.get(key).and_then(|v| v.parse().ok()).unwrap_or(0)
     }
-    /// A word of the answer; empty if there is none of that name.
+    /// A word of the answer; empty if the answer has no word of that name.
     pub fn text(&self, key: &str) -> &str {
         self.0.get(key).map_or("", String::as_str)
     }
-    /// Every pair.
+    /// Every pair of the answer.
     pub fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(k, v)| (k.as_str(), v.as_str()))
     }
@@ -45,7 +45,7 @@ impl Remote {
     pub fn connect(addr: SocketAddr) -> Result<Self> {
         let start = Instant::now();
         loop {
-            // The forwarder into the guest accepts before its program does: only an answer shows that the program runs.
+            // The forwarder into the guest accepts before the guest's program does: only an answer shows that the program runs.
             let tried = TcpStream::connect_timeout(&addr, Duration::from_secs(2)).and_then(|stream| {
                 stream.set_nodelay(true)?;
                 stream.set_read_timeout(Some(ANSWER_PATIENCE))?;

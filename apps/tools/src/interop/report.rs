@@ -82,7 +82,7 @@ pub fn markdown(rows: &[Row]) -> String {
     text
 }
 
-/// A page with the tables of a section replaced; `None` if it has no place for them.
+/// A page with the tables of a section replaced; `None` if the page has no place for them.
 pub fn into_page(page: &str, section: &str, tables: &str) -> Option<String> {
     let begin = begin(section);
     let (head, rest) = page.split_once(&begin)?;

@@ -7,7 +7,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// How something ended.
+/// The outcome of a trial.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
@@ -75,7 +75,7 @@ impl Results {
     }
 }
 
-/// All rows of a file; of several tries of a cell the last.
+/// All rows of a file. If a cell was tried several times, only the last row counts.
 ///
 /// # Errors
 /// [`AppError::Setup`] with the invalid line.
@@ -86,7 +86,7 @@ pub fn read(path: &Path) -> Result<Vec<Row>> {
         serde_json::from_str(line).map_err(|e| fail(format!("line {}: {e}", n + 1)))
     };
     let rows = text.lines().enumerate().map(row).collect::<Result<Vec<Row>>>()?;
-    // In the order of their first tries.
+    // In the order of the first tries.
     let mut last: Vec<Row> = Vec::with_capacity(rows.len());
     let mut places = HashMap::new();
     for row in rows {

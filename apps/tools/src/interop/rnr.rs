@@ -7,7 +7,7 @@ use apps::error::{AppError, Result};
 use std::time::{Duration, Instant};
 use verbs::{Counter, Mtu, WcStatus};
 
-/// One case.
+/// One case of a late receiver.
 #[derive(Clone, Copy, Debug)]
 pub struct Late {
     /// Its name.
@@ -16,11 +16,11 @@ pub struct Late {
     pub op: Op,
     /// Code of the receiver's RNR timer.
     pub timer: u8,
-    /// The requester's RNR retries; 7 is endless.
+    /// The requester's RNR retries; 7 means for ever.
     pub retries: u8,
-    /// The receives are missing in a shared receive queue.
+    /// Whether the missing receives belong to a shared receive queue.
     pub srq: bool,
-    /// How long the requester must wait before its retry, at least.
+    /// Shortest time that the requester must wait before it retries.
     pub wait: Duration,
 }
 
@@ -34,7 +34,7 @@ pub const LATE: &[Late] = &[
     late("late receive, SEND with immediate", Op::SendImm),
     late("late receive, WRITE with immediate", Op::WriteImm),
     Late { srq: true, ..late("late receive in a shared queue, SEND", Op::Send) },
-    // 24 is 41 ms: the steps after a NAK take a few ms, and the retries are counted.
+    // 24 means 41 ms: the steps after a NAK take a few ms, and the number of retries is limited.
     Late { timer: 24, retries: 6, ..late("late receive, 6 retries", Op::Send) },
     // The longest delay has the smallest code.
     Late {
@@ -44,7 +44,7 @@ pub const LATE: &[Late] = &[
     },
 ];
 
-/// Messages outstanding when the first is refused: those after it are refused too.
+/// Messages outstanding when the first is refused: the later ones are refused, too.
 const MESSAGES: u32 = 4;
 const LEN: u32 = 1500;
 const SEED: u64 = 77;
@@ -86,7 +86,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Linux is the late receiver.
+    /// Runs a case with Linux as the late receiver.
     fn late_linux(&mut self, late: &Late, pair: &Pair) -> Result<()> {
         let to = Target { addr: pair.addr, rkey: pair.rkey, seed: SEED, slots: MESSAGES.into() };
         for n in 0..MESSAGES.into() {
@@ -113,7 +113,7 @@ impl Bench {
         Ok(())
     }
 
-    /// This stack is the late receiver.
+    /// Runs a case with this stack as the late receiver.
     fn late_ours(&mut self, late: &Late, pair: &Pair) -> Result<()> {
         let (addr, rkey) = self.region();
         let stride = slot_of(LEN);
@@ -142,7 +142,7 @@ impl Bench {
         all_done(&reply, MESSAGES.into())
     }
 
-    /// Waits until this counter of RNR NAKs increases; nothing may complete before.
+    /// Waits until this counter of RNR NAKs increases. Nothing may complete before.
     fn refused(&self, pair: &Pair, naks: Counter) -> Result<()> {
         let since = Instant::now();
         while pair.qp.counters().get(naks) == 0 {

@@ -15,7 +15,7 @@ use verbs::{
 
 /// Bytes of the registered region of either side.
 const REGION: usize = 8 << 20;
-/// Where the upper half begins.
+/// Offset of the upper half.
 pub(super) const HALF: usize = REGION / 2;
 /// A cell without progress for this long has failed.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
@@ -31,7 +31,7 @@ pub struct Bench {
     gid_index: u8,
     theirs: u64,
     kernel: String,
-    /// Whether the kernel answers ATOMIC WRITE, and whether its library can request it.
+    /// Whether the guest's kernel answers ATOMIC WRITE, and whether the guest's library can request it.
     atomic_write: [bool; 2],
     lossy: bool,
 }
@@ -50,7 +50,7 @@ pub struct Terms {
     pub rnr_timer: u8,
     /// Access flags of the responder's queue pair.
     pub access: Access,
-    /// The guest requests atomics by the calls that check nothing.
+    /// Whether the guest requests atomics by the calls that check nothing.
     pub raw: bool,
 }
 
@@ -74,7 +74,7 @@ pub struct Pair {
     pub addr: u64,
     /// Number of receives that can be posted.
     pub depth: u32,
-    /// Where this side's receives are posted, if not to the queue pair. After it: a queue that is in use cannot be destroyed.
+    /// Where this side's receives are posted, if not to the queue pair. Declared after the queue pair, which must be destroyed first.
     srq: Option<Srq>,
     /// Destination of datagrams.
     route: Option<Route>,
@@ -90,13 +90,13 @@ struct Route {
 /// The target of a run's requests, and their data.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// Address of the peer's region, or the one to request instead.
+    /// Address of the peer's region, or the address to request instead.
     pub addr: u64,
-    /// Its key.
+    /// Key of the region.
     pub rkey: u32,
-    /// Seed of the first message.
+    /// Seed of the first message's pattern.
     pub seed: u64,
-    /// Messages with separate memory, on both sides.
+    /// Number of messages with memory of their own, on both sides.
     pub slots: u64,
 }
 
@@ -104,7 +104,7 @@ fn hex(gid: Gid) -> String {
     gid.0.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// The error with what the queue pair counted: it tells a peer that was silent from one that missed packets.
+/// The error with the queue pair's counters, which distinguish a silent peer from one that missed packets.
 fn with_counters(error: AppError, qp: &Qp) -> AppError {
     let AppError::Completion(what) = error else { return error };
     let counts: Vec<_> =
@@ -118,7 +118,7 @@ fn put(into: &mut Vec<u8>, len: usize, seed: u64) {
 }
 
 impl Bench {
-    /// This side on an open device, sending from the address at `gid_index` to the guest's `theirs`; `lossy` if packets are
+    /// Prepares this side on an open device, with the address at `gid_index`, and the guest at address `theirs`; `lossy` if packets are
     /// lost on the path.
     ///
     /// # Errors
@@ -144,7 +144,7 @@ impl Bench {
         Ok(Self { remote, cq, mr, pd, gid_index, theirs, kernel, atomic_write, lossy })
     }
 
-    /// Why the guest cannot do its part of a cell, if so.
+    /// The reason why the guest cannot do its part of a cell, if any.
     pub fn lacks(&self, cell: &Cell) -> Option<String> {
         match (cell.op, cell.by) {
             (Op::AtomicWrite, _) if !self.atomic_write[0] => Some(format!(
@@ -284,7 +284,7 @@ impl Bench {
         self.poll(Instant::now() + PATIENCE)
     }
 
-    /// Posts the `n`-th receive of a pair: the slots of the upper half in turn.
+    /// Posts the `n`-th receive of a pair, into the slots of the upper half in turn.
     ///
     /// # Errors
     /// [`AppError::Completion`].
@@ -357,7 +357,7 @@ impl Bench {
         done.and(closed)
     }
 
-    /// All messages of a cell: at once if lost packets are retransmitted, else in batches that fit into every queue on the
+    /// Transfers all messages of a cell: at once if lost packets are retransmitted, otherwise in batches that fit into every queue on the
     /// path.
     fn messages(&mut self, cell: &Cell, pair: &Pair, depth: u32) -> Result<()> {
         if cell.op.receives() {
@@ -394,7 +394,7 @@ impl Bench {
         Ok(())
     }
 
-    /// This stack is the requester.
+    /// Runs a cell with this stack as the requester.
     fn ask(&mut self, cell: &Cell, pair: &Pair, seed: u64, window: u64) -> Result<()> {
         let (op, len, count) = (cell.op, cell.len, u64::from(cell.count));
         let stride = slot_of(len);
@@ -446,13 +446,13 @@ impl Bench {
         }
         if op.writes() {
             let line = format!("check off=0 len={len} seed={seed} count={count} stride={stride}");
-            // There is no completion for an unreliable WRITE at its target.
+            // An unreliable WRITE has no completion at its target.
             until_ok(cell.service, || self.remote.ask(&line).map(drop))?;
         }
         Ok(())
     }
 
-    /// Linux is the requester.
+    /// Runs a cell with Linux as the requester.
     fn serve(&mut self, cell: &Cell, pair: &Pair, seed: u64, window: u64) -> Result<()> {
         let (op, len, count) = (cell.op, cell.len, u64::from(cell.count));
         let (stride, extra) = (slot_of(len), if op == Op::WriteImm { 0 } else { grh(cell.service) });
@@ -483,7 +483,7 @@ impl Bench {
                 self.post_recv(pair, wc.wr_id as u32, len + grh(cell.service))?;
             }
         }
-        // A thread of the device drives it while this one does not poll.
+        // A thread of the device drives it while this thread does not poll.
         let reply = self.remote.answer()?;
         all_done(&reply, count)?;
         if op.writes() {

@@ -1,8 +1,8 @@
-//! Unreliable messages longer than what the queues on the path can hold: one at a time, and sent again after a loss. A
-//! message that arrives has to be complete and correct; occasional losses are allowed.
+//! Unreliable messages longer than the queues on the path can hold: sent one at a time, and again after a loss. A message that arrives
+//! has to be complete and correct; occasional losses are allowed.
 //!
-//! A cell is one combination of the test matrix: operation, length, service type and so on (`cell`). The program in the guest does what
-//! lines of text tell it (`remote`).
+//! A cell is one combination of the test matrix: operation, length, service type and so on (`cell`). The program in the guest executes
+//! requests that are lines of text (`remote`).
 
 use super::cell::{Cell, Op, Requester};
 use super::run::{Bench, HALF, Pair, Target, all_done, check_receive, slot_of};
@@ -12,7 +12,7 @@ use apps::out::say;
 use std::time::{Duration, Instant};
 use verbs::{Wc, WcStatus};
 
-/// Number of times that a message is sent at most.
+/// Most times that a message is sent.
 const TRIES: u32 = 10;
 /// How long a message may take after its sender's completion.
 const SECONDS: u64 = 3;
@@ -53,7 +53,7 @@ impl Bench {
             return Err(AppError::Completion(format!("message {n}: {}", completion::status(&wc))));
         }
         if op.receives() {
-            // The message has left completely: now its time runs.
+            // The message has left completely: from now on its time is measured.
             let reply = self.remote.ask(&format!(
                 "expect qp={id} count=1 len={len} seed={pattern} op={} imm={n} secs={SECONDS} maybe=1",
                 op.name()
@@ -76,7 +76,7 @@ impl Bench {
         Ok(in_time(|| self.remote.ask(&line).is_ok()))
     }
 
-    /// Has the guest send message `n`. Returns whether it has arrived.
+    /// Makes the guest send message `n`. Returns whether it has arrived.
     fn receive_one(&mut self, cell: &Cell, pair: &Pair, seed: u64, n: u64) -> Result<bool> {
         let (op, len) = (cell.op, cell.len);
         let pattern = seed + n;
@@ -91,11 +91,11 @@ impl Bench {
             all_done(&reply, 1)?;
             return Ok(in_time(|| self.compare(0, len, pattern, "WRITE").is_ok()));
         }
-        // It may arrive before the guest says that it has sent it.
+        // The message may arrive before the guest's answer that it was sent.
         let early = self.wait_for_one()?;
         let reply = self.remote.answer()?;
         all_done(&reply, 1)?;
-        // The message has left completely: now its time runs.
+        // The message has left completely: from now on its time is measured.
         let wc = if early.is_some() { early } else { self.wait_for_one()? };
         let Some(wc) = wc else { return Ok(false) };
         check_receive(cell, &wc, n, 0)?;

@@ -190,7 +190,7 @@ pub struct MemberArgs {
     pub core: Option<usize>,
 }
 
-/// Who turns the device of a member.
+/// Which thread turns the device of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DriveArg {
     /// Whoever polls a completion queue, and a thread of the device while nobody does

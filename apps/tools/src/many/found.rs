@@ -1,11 +1,11 @@
-//! What a measurement has found.
+//! The result of a measurement.
 
 use crate::bench::row::Row;
 
-/// A figure, or some that belong together.
+/// One figure, or several related ones.
 pub struct Found {
-    /// For a person: a line.
+    /// A line for people.
     pub text: String,
-    /// For programs.
+    /// A row for programs.
     pub row: Row,
 }

@@ -1,5 +1,5 @@
-//! A member: a process with a device of its own that does what its parent says. It ends when the parent does, in whatever way, and
-//! when a signal comes; then it tells its peers first, as a program should.
+//! A member: a process with a device of its own that executes its parent's orders. It ends with its parent, however the parent ends, and
+//! on a signal; on a signal it notifies its peers first, as a program should.
 
 use super::cli::{DriveArg, MemberArgs};
 use super::objects::Objects;
@@ -20,15 +20,15 @@ use verbs::port::PortOptions;
 use verbs::rdma_cm::send_farewells;
 use verbs::{Context, DeviceConfig, Drive};
 
-/// Time between two turns while there is nothing to do.
+/// Time between two groups of turns while no order has come.
 const IDLE: Duration = Duration::from_millis(1);
-/// Turns then: a burst is bounded, and more may wait.
+/// Turns of a group: the burst of one turn is bounded, and more frames may wait.
 const IDLE_TURNS: usize = 8;
 
-/// Does what it is told, until there are no more orders.
+/// Executes orders until no more come.
 ///
 /// # Errors
-/// What it could not do; it has reported that.
+/// The error of the order that failed; it has been reported to the parent.
 pub fn run(args: &MemberArgs) -> Result<()> {
     warnings::show();
     // If the parent has ended already, the orders end at once.
@@ -38,13 +38,13 @@ pub fn run(args: &MemberArgs) -> Result<()> {
     let orders = Orders::listen();
     let result = obey_all(args, &orders);
     if let Err(error) = &result {
-        // The parent may be gone.
+        // The parent may have ended.
         let _ = report(&Report::Failed(error.to_string()));
     }
     result
 }
 
-/// Has SIGINT and SIGTERM end the process at once, after a word to its peers.
+/// Makes SIGINT and SIGTERM end the process at once, after a notification to its peers.
 fn end_by_signals() -> Result<()> {
     let refused = |e| AppError::Setup(format!("signals cannot be handled: {e}"));
     let (mut came, signals) = UnixStream::pair().map_err(refused)?;
@@ -52,7 +52,7 @@ fn end_by_signals() -> Result<()> {
         pipe::register(signal, signals.try_clone().map_err(refused)?).map_err(refused)?;
     }
     std::thread::spawn(move || {
-        // Nothing else is written, and it is closed with the process.
+        // Nothing else is written to this pipe, and the end of the process closes it.
         if came.read_exact(&mut [0]).is_ok() {
             send_farewells();
             std::process::exit(130);
@@ -93,7 +93,7 @@ fn open(args: &MemberArgs) -> Result<Context> {
     Ok(context)
 }
 
-/// A member with its device. The order of the fields is that of their drops.
+/// A member with its device. The order of the fields is the order of their drops.
 struct Member<'a> {
     args: &'a MemberArgs,
     orders: &'a Orders,
@@ -103,7 +103,7 @@ struct Member<'a> {
 }
 
 impl Member<'_> {
-    /// Waits for the next order; a member that turns its device does so meanwhile. `None`: there are no more.
+    /// Waits for the next order, and turns the device meanwhile if that is the member's task. `None` if no more orders come.
     fn next(&mut self) -> Option<Order> {
         let objects = self.objects.as_mut().filter(|objects| objects.are_turned_here());
         let Some(objects) = objects else { return self.orders.next() };
@@ -116,13 +116,13 @@ impl Member<'_> {
         }
     }
 
-    /// Does what an order says; `None` where nothing is to be reported.
+    /// Executes an order; `None` if it has no report.
     fn obey(&mut self, order: Order) -> Result<Option<Report>> {
         let Self { args, orders, door, objects, context } = self;
         if let Order::Make(make) = order {
             let embedded = args.drive == DriveArg::Embedded;
             let reactor = embedded.then(|| context.reactor(0)).transpose()?;
-            // Ports with addresses of their own have the link-local one in front.
+            // On a port with configured addresses, the link-local address comes first.
             let objects = objects.insert(Objects::new(context, reactor, u8::from(args.ip.is_some()), make)?);
             return Ok(Some(Report::Made(objects.ours()?)));
         }
@@ -145,7 +145,7 @@ impl Member<'_> {
                 work::kill::run(objects, pid, signal, Duration::from_millis(after_ms), late)?
             }
             Order::Turn { turns } => work::turns::run(objects, turns)?,
-            // It is over already.
+            // The work that the order stops is over already.
             Order::Stop | Order::Make(_) => return Ok(None),
         }))
     }

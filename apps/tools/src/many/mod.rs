@@ -1,8 +1,8 @@
-//! `roce-many`: what many processes of a host cost each other.
+//! `roce-many`: measures what many processes of a host cost each other.
 //!
-//! A measurement (`marks`) starts members, which are copies of this program (`team`), tells them what to do (`order`), and makes rows of
-//! what they report. A member (`member`) has a device (`objects`) and does what it is told (`work`). Members share nothing but the
-//! host, like any other programs; the parent itself has no device.
+//! A measurement (`marks`) starts members, which are copies of this program (`team`), sends them orders (`order`), and makes rows of their
+//! reports. A member (`member`) has a device (`objects`) and executes the orders (`work`). Members share only the host, like any other
+//! programs; the parent itself has no device.
 
 pub mod cli;
 pub mod found;
@@ -20,10 +20,10 @@ use apps::stop;
 use cli::{ManyCli, ManyCommand};
 use serde_json::Value;
 
-/// Measures, or is a member.
+/// Measures; or acts as a member.
 ///
 /// # Errors
-/// What a member could not do; a file that cannot be written; a signal.
+/// The failure of a member; a file that cannot be written; a signal.
 pub fn run(cli: &ManyCli) -> Result<()> {
     if let ManyCommand::Member(args) = &cli.command {
         return member::run(args);

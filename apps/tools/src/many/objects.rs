@@ -1,5 +1,4 @@
-//! The device of a member, and what it has on it: queue pairs, completion queues, and memory for messages whose contents do not
-//! matter.
+//! The verbs objects of a member: queue pairs, completion queues, and memory for messages whose contents do not matter.
 
 use super::order::{Far, Make};
 use apps::completion;
@@ -12,29 +11,29 @@ use verbs::{
 
 /// Receives of a queue pair.
 const RECEIVES: u32 = 16;
-/// Messages up to this size travel in the request.
+/// Messages up to this size are sent inline.
 const INLINE: usize = 64;
-/// Completions of a poll.
+/// Completions per poll.
 pub const WCS: usize = 32;
-/// A timeout after which a request is repeated that outlasts the wait for a core on a busy machine: one second.
+/// ACK timeout, 4.096 us times 2 to this power: one second, which is longer than the wait for a core on a busy machine.
 const TIMEOUT: u8 = 18;
 
 /// A queue pair.
 struct Queue {
     sends: SendQueue,
     receives: RecvQueue,
-    /// Its peer.
+    /// The peer of the queue pair.
     far: Option<(RcEndpoint, Far)>,
     qp: Qp,
 }
 
-/// The objects of a member. The order of the fields is that of their drops.
+/// The objects of a member. The order of the fields is the order of their drops.
 pub struct Objects {
     reactor: Option<Reactor>,
     queues: Vec<Queue>,
     sends: CqPoller,
     receives: CqPoller,
-    /// What is sent, and where it is received.
+    /// The message to send, and the memory to receive into.
     from: [Sge; 1],
     into: [Sge; 1],
     memory: Mr,
@@ -44,16 +43,16 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// Makes them; with receives posted, and not connected. With a `reactor` the member turns its device itself, else
+    /// Creates the objects and posts the receives, but connects nothing. With a `reactor` the member turns its device itself; otherwise
     /// polling a completion queue does, or a thread of the device.
     ///
-    /// # Errors
+    /// Errors of the device.
     /// Those of the device.
     pub fn new(context: &Context, reactor: Option<Reactor>, gid_index: u8, make: Make) -> Result<Self> {
         let Make { count, size, depth, memory } = make;
         let pd = context.alloc_pd()?;
         let size = size as usize;
-        // To send from, to receive into, and for the peer to write to.
+        // For the message to send, the messages to receive, and the peer's writes.
         let memory = pd
             .reg_mr(memory.max(3 * size), Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ)?;
         memory.fill(0..memory.len(), 1)?;
@@ -93,20 +92,20 @@ impl Objects {
         Ok(objects)
     }
 
-    /// How many queue pairs there are.
+    /// Number of queue pairs.
     pub fn count(&self) -> usize {
         self.queues.len()
     }
 
-    /// Requests outstanding of a queue pair, at most.
+    /// Most requests outstanding of a queue pair.
     pub fn depth(&self) -> u32 {
         self.make.depth
     }
 
-    /// What peers need to know of the queue pairs.
+    /// The queue pairs, as their peers need them to connect.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn ours(&self) -> Result<Vec<Far>> {
         let addr = self.memory.addr() + 2 * u64::from(self.make.size);
         let of = |queue: &Queue| -> Result<Far> {
@@ -116,10 +115,10 @@ impl Objects {
         self.queues.iter().map(of).collect()
     }
 
-    /// Connects each queue pair with that of a peer.
+    /// Connects each queue pair to that of a peer.
     ///
     /// # Errors
-    /// Those of the device; another number of peers, or one whose endpoint cannot be read.
+    /// Errors of the device; another number of peers, or an invalid endpoint.
     pub fn connect(&mut self, peers: Vec<Far>) -> Result<()> {
         if peers.len() != self.queues.len() {
             let (ours, theirs) = (self.queues.len(), peers.len());
@@ -128,7 +127,7 @@ impl Objects {
         peers.into_iter().enumerate().try_for_each(|(at, far)| self.connect_one(at, far))
     }
 
-    /// Connects a queue pair with that of a peer.
+    /// Connects queue pair `at` to that of a peer.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -141,12 +140,12 @@ impl Objects {
         Ok(())
     }
 
-    /// Whether this thread makes turns by itself.
+    /// Whether this thread turns the device.
     pub fn are_turned_here(&self) -> bool {
         self.reactor.is_some()
     }
 
-    /// One turn, if this thread makes turns by itself.
+    /// Makes one turn, if this thread turns the device.
     #[inline]
     pub fn turn(&mut self) {
         if let Some(reactor) = &mut self.reactor {
@@ -154,15 +153,15 @@ impl Objects {
         }
     }
 
-    /// The handle for turns, if this thread makes turns by itself.
+    /// The handle for turns, if this thread turns the device.
     pub fn reactor(&mut self) -> Option<&mut Reactor> {
         self.reactor.as_mut()
     }
 
-    /// Sends a message on a queue pair, with a completion or without.
+    /// Sends a message on a queue pair, signalled or not.
     ///
     /// # Errors
-    /// A full queue, or one that failed.
+    /// A full queue, or a failed queue pair.
     #[inline]
     pub fn send(&mut self, at: usize, is_signaled: bool) -> Result<()> {
         let wr = SendWr::send(at as u64, &self.from);
@@ -186,19 +185,19 @@ impl Objects {
         Ok(queue.sends.post_send(&[wr])?)
     }
 
-    /// Completions of requests, good or bad; returns how many.
+    /// Polls completions of requests, successful or not; returns their number.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     #[inline]
     pub fn poll_any(&mut self, wcs: &mut [Wc; WCS]) -> Result<usize> {
         Ok(self.sends.poll(wcs)?)
     }
 
-    /// Completions of requests; returns how many.
+    /// Polls completions of requests; returns their number.
     ///
     /// # Errors
-    /// Those of the device, and a request that failed.
+    /// Errors of the device; a request that failed.
     #[inline]
     pub fn poll_sends(&mut self, op: &str, wcs: &mut [Wc; WCS]) -> Result<usize> {
         let n = self.sends.poll(wcs)?;
@@ -208,10 +207,10 @@ impl Objects {
         }
     }
 
-    /// Takes the messages that have come, and posts their receives again. Returns how many came on this queue pair.
+    /// Polls received messages, and posts their receives again. Returns how many arrived on queue pair `on`.
     ///
     /// # Errors
-    /// Those of the device, and a receive that failed.
+    /// Errors of the device; a receive that failed.
     #[inline]
     pub fn receive(&mut self, on: usize) -> Result<u64> {
         let mut wcs = [Wc::default(); WCS];
@@ -245,12 +244,12 @@ fn options() -> RcOptions {
     RcOptions::default().timeout(TIMEOUT).access(Access::REMOTE_WRITE | Access::REMOTE_READ)
 }
 
-/// How long a member waits for a completion or a message: others may keep the cores from its peer.
+/// How long a member waits for a completion or a message: its peer may wait for a core.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Polls between two looks at the clock.
+/// Polls between two readings of the clock.
 const LOOK: u32 = 4096;
 
-/// A wait that must end.
+/// A wait with a time limit.
 #[derive(Default)]
 pub struct Wait {
     polls: u32,
@@ -258,10 +257,10 @@ pub struct Wait {
 }
 
 impl Wait {
-    /// Nothing has come. Returns whether it is time to look whether something else is to be done.
+    /// Notes that a poll found nothing. Returns whether the caller should check for other work now.
     ///
     /// # Errors
-    /// [`AppError::Timeout`] after a minute of that.
+    /// [`AppError::Timeout`] after a minute.
     #[inline]
     pub fn on(&mut self, what: &str) -> Result<bool> {
         self.polls += 1;

@@ -1,9 +1,9 @@
-//! What the parent and its members tell each other: a line of JSON each, orders by the member's standard input, reports by its
-//! standard output. A member answers each order with one report.
+//! The messages between the parent and its members, one line of JSON each: orders on the member's standard input, reports on its standard
+//! output. A member answers each order with one report, except [`Order::Stop`].
 
 use serde::{Deserialize, Serialize};
 
-/// What a member is told to do.
+/// An order to a member.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
@@ -11,83 +11,83 @@ pub enum Order {
     Make(Make),
     /// Connect each queue pair with that of a peer, in their order.
     Connect(Vec<Far>),
-    /// Connect a queue pair, and tell the process of its peer, which waits for that.
+    /// Connect a queue pair, and notify its peer's process, which waits for that.
     Join {
-        /// Which.
+        /// The queue pair.
         queue: usize,
-        /// Its peer.
+        /// The queue pair's peer.
         far: Far,
-        /// The peer's process.
+        /// The process to notify.
         tell: u32,
     },
-    /// Wait until a peer has joined, connect with it, and send it a message. [`Report::Times`] has how long that took: from the post to
-    /// the completion, and from the time at which the peer began to connect.
+    /// Wait until a peer has joined, connect to it, and send it a message. [`Report::Times`] has the time to the completion: from the post,
+    /// and from when the peer began to connect.
     Meet {
-        /// Which queue pair.
+        /// The queue pair.
         queue: usize,
-        /// Its peer.
+        /// The queue pair's peer.
         far: Far,
     },
-    /// Send a message on each of these queue pairs, one after the other, each when the one before is complete.
+    /// Send a message on each of these queue pairs, each after the completion of the one before.
     Greet {
-        /// The first one.
+        /// Index of the first queue pair.
         from: usize,
-        /// The one behind the last one.
+        /// Index after the last queue pair.
         to: usize,
     },
-    /// Send messages to and fro with the peer of the first queue pair: whoever begins for so long, with [`Report::Curve`]; the other
-    /// one until it is told to stop.
+    /// Bounce messages with the peer of the first queue pair. The member that begins does so for `duration_ms`, and sends [`Report::Curve`];
+    /// its peer answers until [`Order::Stop`].
     PingPong {
-        /// Who begins.
+        /// Whether this member begins.
         begins: bool,
-        /// Milliseconds.
+        /// Duration in milliseconds.
         duration_ms: u64,
     },
-    /// Send a short message on the first queue pair each time so many microseconds are over, until it is told to stop;
-    /// [`Report::Counts`] has how many were sent.
+    /// Send a short message on the first queue pair every `every_us` microseconds until [`Order::Stop`]. [`Report::Counts`] has the number
+    /// of messages sent.
     Beat {
-        /// From one to the next one.
+        /// Microseconds from one message to the next.
         every_us: u64,
     },
-    /// Keep WRITEs outstanding on all queue pairs until a time; [`Report::Counts`] has those of each queue pair that were completed
-    /// within the window.
+    /// Keep WRITEs outstanding on all queue pairs until the window ends. [`Report::Counts`] has, for each queue pair, the WRITEs that
+    /// completed within the window.
     Flood {
-        /// Requests outstanding, each queue pair.
+        /// Requests outstanding on each queue pair.
         depth: u32,
-        /// When the window begins and ends: nanoseconds of the system's time.
+        /// Begin and end of the window, in nanoseconds of the system's clock.
         window_ns: [u64; 2],
     },
-    /// Keep WRITEs outstanding on the first queue pair, and send the peer's process a signal meanwhile; [`Report::Times`] has how long
-    /// after that a request failed.
+    /// Keep WRITEs outstanding on the first queue pair, and send the peer's process a signal meanwhile. [`Report::Times`] has the time from
+    /// the signal to the failure of a request.
     Kill {
-        /// The process.
+        /// The process to signal.
         pid: u32,
         /// The signal.
         signal: End,
-        /// Milliseconds before that.
+        /// Milliseconds until the signal.
         after_ms: u64,
-        /// Post nothing before the signal, and one request so many milliseconds behind it: the time is from that post.
+        /// Post nothing before the signal, and one request this many milliseconds after it. The time is then measured from that post.
         late_ms: Option<u64>,
     },
-    /// Make so many turns in which nothing happens, after as many as it takes until links count as idle.
+    /// Make `turns` turns in which nothing happens, after as many as it takes until links count as idle.
     Turn {
-        /// Turns that are counted.
+        /// Number of counted turns.
         turns: u32,
     },
-    /// Do nothing more of what lasts until this is said. It has no report of its own.
+    /// End the work that continues until this order. It has no report of its own.
     Stop,
 }
 
-/// What queue pairs a member makes.
+/// The queue pairs that a member creates.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Make {
-    /// How many.
+    /// Number of queue pairs.
     pub count: usize,
     /// Bytes of a message.
     pub size: u32,
-    /// Requests outstanding of each, at most.
+    /// Most requests outstanding of each queue pair.
     pub depth: u32,
-    /// Bytes of registered memory, all of which is touched; at least as many as the messages take.
+    /// Bytes of registered memory, all of which is touched; at least as many as the messages need.
     pub memory: usize,
 }
 
@@ -95,45 +95,45 @@ pub struct Make {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum End {
-    /// SIGKILL: the process can say nothing.
+    /// SIGKILL: the process cannot notify its peers.
     Kill,
-    /// SIGINT: it tells its peers.
+    /// SIGINT: the process notifies its peers.
     Int,
 }
 
 /// A queue pair, and memory that its peer may write to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Far {
-    /// As [`verbs::RcEndpoint`] is written.
+    /// The endpoint in the text form of [`verbs::RcEndpoint`].
     pub endpoint: String,
-    /// Where the peer writes.
+    /// Address of the memory to which the peer writes.
     pub addr: u64,
-    /// With this key.
+    /// Key of that memory.
     pub rkey: u32,
 }
 
-/// What a member answers.
+/// A member's report.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Report {
-    /// Its device is open.
+    /// The member's device is open.
     Ready,
-    /// Its queue pairs.
+    /// The member's queue pairs.
     Made(Vec<Far>),
-    /// It is done.
+    /// The order was executed.
     Done,
-    /// Nanoseconds.
+    /// Times in nanoseconds.
     Times(Vec<u64>),
-    /// A distribution of nanoseconds: quantile and value; and of how many.
+    /// A distribution of times.
     Curve {
-        /// From 0 to 1.
+        /// Quantiles from 0 to 1, each with its nanoseconds.
         quantiles: Vec<(f64, u64)>,
-        /// Values.
+        /// Number of times in the distribution.
         count: u64,
     },
-    /// Numbers.
+    /// Counts.
     Counts(Vec<u64>),
-    /// It could not do it, for this reason, and ends.
+    /// The order failed, for this reason, and the member ends.
     Failed(String),
 }
 

@@ -1,4 +1,4 @@
-//! The members of a measurement, as their parent sees them: started as copies of this program, told what to do, and ended with it.
+//! The members of a measurement, as their parent handles them: started as copies of this program, given orders, and ended.
 
 use super::order::{Far, Make, Order, Report};
 use apps::error::{AppError, Result};
@@ -10,9 +10,9 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// Longest time until a member has done what is quick; many may start at once on few cores, and one may run in an emulator.
+/// Longest time of a short order: many members may start at once on few cores, and one may run in an emulator.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Time between two looks whether a signal has come.
+/// Time between two checks for signals.
 const LOOK: Duration = Duration::from_millis(50);
 /// Longest time until members have closed their devices.
 const END: Duration = Duration::from_secs(60);
@@ -20,24 +20,24 @@ const END: Duration = Duration::from_secs(60);
 /// How a member is started.
 #[derive(Clone, Debug, Default)]
 pub struct Seat {
-    /// A program that runs it, with its options.
+    /// A program that runs the member, with its options.
     pub by: Vec<OsString>,
     /// Options of `roce-many member`.
     pub args: Vec<String>,
 }
 
 impl Seat {
-    /// One whose device is turned by its calls and by a thread of the device, like that of most programs, on the port `host`.
+    /// A member on the port `host` whose device is turned by its calls and by a thread of the device, as in most programs.
     pub fn usual() -> Self {
         Self::default()
     }
 
-    /// One that turns its device itself.
+    /// A member that turns its device itself.
     pub fn embedded() -> Self {
         Self { args: vec!["--drive".into(), "embedded".into()], ..Self::default() }
     }
 
-    /// With an option and its value.
+    /// The seat with an option and its value added.
     #[must_use]
     pub fn with(mut self, option: &str, value: impl ToString) -> Self {
         self.args.extend([option.into(), value.to_string()]);
@@ -50,24 +50,24 @@ struct Member {
     child: Child,
     orders: Option<ChildStdin>,
     heard: VecDeque<Report>,
-    /// Whether it is about to be ended by another one.
+    /// Whether another member is about to end this one.
     may_end: bool,
 }
 
-/// What a member has said; `None`: it has ended.
+/// A member's index and a line that it reported; `None` if the member has ended.
 type Said = (usize, Option<String>);
 
-/// The members, each called by its number. Those that run are killed when this is dropped.
+/// The members, each identified by its index. Members that still run are killed when this value is dropped.
 pub struct Team {
     members: Vec<Member>,
     said: Receiver<Said>,
 }
 
 impl Team {
-    /// Starts them, and waits until each has its device.
+    /// Starts the members, and waits until each has its device.
     ///
     /// # Errors
-    /// What a member says.
+    /// The failure of a member.
     pub fn start(seats: &[Seat]) -> Result<Self> {
         let (to, said) = channel();
         let mut team = Self { members: Vec::new(), said };
@@ -84,17 +84,17 @@ impl Team {
         Ok(team)
     }
 
-    /// How many there are.
+    /// Number of members.
     pub fn size(&self) -> usize {
         self.members.len()
     }
 
-    /// The process of a member.
+    /// Process number of a member.
     pub fn pid(&self, at: usize) -> u32 {
         self.members[at].child.id()
     }
 
-    /// Gives an order.
+    /// Sends an order to a member.
     ///
     /// # Errors
     /// The member has ended.
@@ -105,7 +105,7 @@ impl Team {
             Some(orders) => writeln!(orders, "{line}").and_then(|()| orders.flush()),
             None => Err(std::io::ErrorKind::BrokenPipe.into()),
         };
-        // What it said before tells more than that it reads nothing.
+        // An earlier report says more than the failure to write.
         if written.is_err() {
             self.hear(at, LOOK)?;
             return Err(AppError::Peer(format!("member {at} takes no orders")));
@@ -116,7 +116,7 @@ impl Team {
     /// The next report of a member.
     ///
     /// # Errors
-    /// What the member could not do; that it has ended, or says nothing for so long; a signal.
+    /// The failure of a member; a member that has ended, or reports nothing within `patience`; a signal.
     pub fn hear(&mut self, at: usize, patience: Duration) -> Result<Report> {
         let end = Instant::now() + patience;
         loop {
@@ -135,7 +135,7 @@ impl Team {
         }
     }
 
-    /// A member has said something. A failure is that of all.
+    /// Stores a member's report. The failure of one member is the failure of all.
     fn take(&mut self, of: usize, line: Option<String>) -> Result<()> {
         let Some(line) = line else {
             if self.members[of].may_end {
@@ -155,7 +155,7 @@ impl Team {
         }
     }
 
-    /// Gives an order, and waits for what comes of it, `lasts` and a while at most.
+    /// Sends an order, and waits for its report: for `lasts` and a margin.
     ///
     /// # Errors
     /// As [`tell`](Self::tell) and [`hear`](Self::hear).
@@ -164,7 +164,7 @@ impl Team {
         self.hear(at, PATIENCE + lasts)
     }
 
-    /// Gives each member the order that is for it, all at once, and waits for what comes of it.
+    /// Sends each member its order, all at once, and waits for their reports.
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
@@ -175,8 +175,8 @@ impl Team {
         (0..self.size()).map(|at| self.hear(at, PATIENCE + lasts)).collect()
     }
 
-    /// Has members make queue pairs: `peers` names, for each queue pair of a member in turn, the member at its other end. Those between two
-    /// members are joined in the order in which each has them. Returns the far end of each.
+    /// Makes members create queue pairs: `peers` names, for each queue pair of a member in turn, the member at its other end. Queue pairs
+    /// between the same two members are paired in their order. Returns the far end of each.
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
@@ -192,7 +192,7 @@ impl Team {
         Ok((0..self.size()).map(far).collect())
     }
 
-    /// Has members make queue pairs, and connects them all at once.
+    /// Makes members create queue pairs, and connects them all at once.
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
@@ -202,9 +202,9 @@ impl Team {
         Ok(())
     }
 
-    /// Has two members meet that were never in touch: the second one connects a queue pair, and then the first one, which sends a message.
-    /// Each is named with its queue pair and the far end of that. Returns how long that took, in nanoseconds: from the post to the
-    /// completion, and all of it.
+    /// Connects two members that have never communicated: first the second member connects a queue pair, and then the first one, which sends
+    /// a message. Each member is given with its queue pair and the far end of it. Returns nanoseconds to the completion: from the post, and
+    /// from when the second member began to connect.
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
@@ -219,15 +219,15 @@ impl Team {
         }
     }
 
-    /// A member is about to be ended by another one, in whatever way.
+    /// Notes that another member is about to end this one.
     pub fn may_end(&mut self, at: usize) {
         self.members[at].may_end = true;
     }
 
-    /// Ends all members, each by itself.
+    /// Ends all members by closing their orders.
     ///
     /// # Errors
-    /// One that fails as it ends, or does not end.
+    /// A member that fails as it ends, or does not end.
     pub fn end(mut self) -> Result<()> {
         self.members.iter_mut().for_each(|member| member.orders = None);
         let end = Instant::now() + END;
@@ -259,7 +259,7 @@ impl Drop for Team {
     }
 }
 
-/// A report that was not asked for.
+/// The error for a report that was not requested.
 pub fn out_of_turn(at: usize, report: &Report) -> AppError {
     AppError::Misfit(format!("member {at} reported {report:?}, which was not asked for"))
 }
@@ -285,7 +285,7 @@ fn start(at: usize, seat: &Seat, to: &Sender<Said>) -> Result<Member> {
     Ok(Member { child, orders, heard: VecDeque::new(), may_end: false })
 }
 
-/// For each queue pair of a member, the member at its other end, and which of that one's queue pairs it is.
+/// For each queue pair of a member: the member at its other end, and the index of that member's queue pair.
 fn joined(peers: &[Vec<usize>], at: usize) -> impl Iterator<Item = (usize, usize)> {
     peers[at].iter().enumerate().map(move |(n, peer)| {
         let which = peers[at][..n].iter().filter(|before| *before == peer).count();
@@ -295,7 +295,7 @@ fn joined(peers: &[Vec<usize>], at: usize) -> impl Iterator<Item = (usize, usize
     })
 }
 
-/// The peers of members of whom each has so many queue pairs with each other one.
+/// Peers for [`Team::make`] if each member has `connections` queue pairs with every other member.
 pub fn all_to_all(members: usize, connections: usize) -> Vec<Vec<usize>> {
     let of = |at: usize| {
         let others = (0..members).filter(move |peer| *peer != at);
@@ -304,12 +304,12 @@ pub fn all_to_all(members: usize, connections: usize) -> Vec<Vec<usize>> {
     (0..members).map(of).collect()
 }
 
-/// The peers of members of whom the first one has a queue pair with each other one.
+/// Peers for [`Team::make`] if the first member has a queue pair with every other member.
 pub fn star(members: usize) -> Vec<Vec<usize>> {
     (0..members).map(|at| if at == 0 { (1..members).collect() } else { vec![0] }).collect()
 }
 
-/// The peers of members of whom each has one queue pair, with its neighbour.
+/// Peers for [`Team::make`] if each member has one queue pair, with its neighbour.
 pub fn pairs(members: usize) -> Vec<Vec<usize>> {
     (0..members).map(|at| vec![at ^ 1]).collect()
 }

@@ -1,5 +1,5 @@
-//! Processes that all write to each other at once: how evenly their connections share what there is, and how much it is beside what one
-//! pair of processes moves alone.
+//! Processes that all write to each other at once: how evenly their connections share the throughput, and how much it is in total,
+//! compared with one pair of processes alone.
 
 use crate::bench::row::Row;
 use crate::many::cli::FairArgs;
@@ -10,15 +10,15 @@ use apps::error::Result;
 use apps::report::per_second;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Time until all members are at it, and the first links have the memory that they need.
+/// Time until all members write, and the first links have the memory that they need.
 const WARM_UP: Duration = Duration::from_millis(500);
-/// The same, more for each connection of a process.
+/// Additional warm-up time for each connection of a process.
 const WARM_UP_EACH: Duration = Duration::from_millis(2);
 
-/// Measures one pair of processes, then all.
+/// Measures one pair of processes, then all of them.
 ///
 /// # Errors
-/// What a member could not do: a request that failed, for example.
+/// The failure of a member: a failed request, for example.
 pub fn measure(args: &FairArgs) -> Result<Vec<Found>> {
     let processes = usize::from(args.processes);
     let pair: u64 = counts(args, 2)?.iter().sum();
@@ -51,7 +51,7 @@ pub fn measure(args: &FairArgs) -> Result<Vec<Found>> {
     Ok(vec![Found { text, row: row.with("least", least).with("most", most) }])
 }
 
-/// The messages of each connection within the time, each way, of so many processes.
+/// The messages of each connection within the time, in each direction, with this many processes.
 fn counts(args: &FairArgs, processes: usize) -> Result<Vec<u64>> {
     let connections = usize::from(args.connections);
     let peers = all_to_all(processes, connections);
@@ -71,7 +71,7 @@ fn counts(args: &FairArgs, processes: usize) -> Result<Vec<u64>> {
     Ok(all)
 }
 
-/// Jain's fairness index: 1 where all have the same, 1/n where one has all. (R. Jain, D. Chiu, W. Hawe, 1984.)
+/// Jain's fairness index: 1 if all shares are equal, 1/n if one share is everything. (R. Jain, D. Chiu, W. Hawe, 1984.)
 pub fn jain(shares: &[u64]) -> f64 {
     let sum: f64 = shares.iter().map(|share| *share as f64).sum();
     let squares: f64 = shares.iter().map(|share| (*share as f64).powi(2)).sum();

@@ -1,5 +1,5 @@
-//! The first message between two processes that were never in touch: it waits until there is a link between them. A link is asked for as
-//! soon as one of the two connects its queue pair, so the time from then on is taken as well.
+//! The first message between two processes that have never communicated: it waits until a link between them exists. The link is
+//! requested as soon as one of the two connects its queue pair, so the time from that moment is measured as well.
 
 use crate::bench::child;
 use crate::bench::row::Row;
@@ -13,10 +13,10 @@ use apps::report::time;
 
 const SIZE: u32 = 64;
 
-/// Measures it.
+/// Runs the measurement.
 ///
 /// # Errors
-/// What a member could not do.
+/// The failure of a member.
 pub fn measure(args: &FirstArgs) -> Result<Vec<Found>> {
     let processes = usize::from(args.processes);
     let mut team = Team::start(&vec![Seat::usual(); processes])?;
@@ -26,7 +26,7 @@ pub fn measure(args: &FirstArgs) -> Result<Vec<Found>> {
     let (mut from_post, mut from_connect) = (histogram(), histogram());
     for first in 0..processes - 1 {
         for second in first + 1..processes {
-            // A member's queue pairs are with the others in their order, itself left out.
+            // A member has one queue pair for each other member, in their order.
             let end = |at: usize, queue: usize| (at, queue, &far[at][queue]);
             let [post, connect] = team.meet(end(first, second - 1), end(second, first))?;
             from_post.saturating_record(post);

@@ -1,4 +1,4 @@
-//! CPU time of processes that have each a connected queue pair, and nothing to do.
+//! CPU time of processes that have a connected queue pair each, and nothing to do.
 
 use crate::bench::row::Row;
 use crate::many::cli::IdleArgs;
@@ -10,13 +10,13 @@ use crate::many::team::{Seat, Team, pairs};
 use apps::error::Result;
 use std::time::{Duration, Instant};
 
-/// Time until all sleep as long as they ever do.
+/// Time until all members sleep for as long as they ever do.
 const SETTLE: Duration = Duration::from_secs(2);
 
-/// Measures it.
+/// Runs the measurement.
 ///
 /// # Errors
-/// What a member could not do.
+/// The failure of a member.
 pub fn measure(args: &IdleArgs) -> Result<Vec<Found>> {
     let processes = usize::from(args.processes);
     let mut team = Team::start(&vec![Seat::usual(); processes])?;
@@ -37,7 +37,7 @@ pub fn measure(args: &IdleArgs) -> Result<Vec<Found>> {
     Ok(vec![Found { text, row }])
 }
 
-/// That of all members.
+/// The CPU time of all members together.
 fn cpu_time(team: &Team) -> Result<Duration> {
     (0..team.size()).map(|at| proc::cpu_time(team.pid(at))).sum()
 }

@@ -1,5 +1,5 @@
 //! Measures how soon a request fails after its peer's process ends: after SIGKILL, when the kernel first has to tear the process down, and
-//! after SIGINT, when the process can tell its peers.
+//! after SIGINT, when the process can notify its peers.
 
 use crate::bench::row::Row;
 use crate::many::cli::KilledArgs;
@@ -19,7 +19,7 @@ const SIZE: u32 = 1 << 20;
 /// Measures both signals.
 ///
 /// # Errors
-/// Those of the processes that take part.
+/// The failure of a member.
 pub fn measure(args: &KilledArgs) -> Result<Vec<Found>> {
     let ends = [("SIGKILL", "sigkill", End::Kill), ("SIGINT", "sigint", End::Int)];
     ends.into_iter().map(|end| measure_signal(args, end)).collect()

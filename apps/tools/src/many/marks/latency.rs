@@ -1,4 +1,4 @@
-//! Latency of SEND between two processes while others send to one of them; and over a private memif.
+//! Latency of SEND between two processes while others send to one of them; or over a private memif.
 
 use crate::bench::row::Row;
 use crate::many::cli::LatencyArgs;
@@ -11,19 +11,19 @@ use std::time::Duration;
 
 const SIZE: u32 = 64;
 const DEPTH: u32 = 128;
-/// The addresses over a memif, which has none of its own.
+/// The addresses of the ends of a memif, which has none of the host's.
 const ADDRS: [&str; 2] = ["10.77.0.1/24", "10.77.0.2/24"];
 
-/// Measures it.
+/// Runs the measurement.
 ///
 /// # Errors
-/// What a member could not do.
+/// The failure of a member.
 pub fn measure(args: &LatencyArgs) -> Result<Vec<Found>> {
     let others = if args.memif { 0 } else { usize::from(args.others) };
     let mut seats = ends(args);
     seats.extend((0..others).map(|_| Seat::embedded()));
     let mut team = Team::start(&seats)?;
-    // The first one measures: with the second one, and all others send to it.
+    // The first member measures with the second, and all others send to the first.
     let peers = (0..seats.len()).map(|at| if at == 0 { (1..seats.len()).collect() } else { vec![0] });
     let peers: Vec<Vec<usize>> = peers.collect();
     team.connect(&peers, Make { count: 0, size: SIZE, depth: DEPTH, memory: 0 })?;
@@ -35,7 +35,7 @@ pub fn measure(args: &LatencyArgs) -> Result<Vec<Found>> {
     let duration_ms = args.duration.as_millis() as u64;
     let report = team.ask(0, &Order::PingPong { begins: true, duration_ms }, args.duration)?;
     let Report::Curve { quantiles, count } = report else { return Err(out_of_turn(0, &report)) };
-    // In the order in which they depend on each other: what was sent to the first one is acknowledged by it.
+    // In the order of their dependence: the first member acknowledges what was sent to it.
     let mut sent = 0;
     for at in (1..team.size()).rev() {
         match team.ask(at, &Order::Stop, Duration::ZERO)? {
@@ -63,7 +63,7 @@ pub fn measure(args: &LatencyArgs) -> Result<Vec<Found>> {
     Ok(vec![Found { text, row: row.with("quantiles", curve) }])
 }
 
-/// The two ends, each on a core.
+/// How the two ends are started, each on a core.
 fn ends(args: &LatencyArgs) -> Vec<Seat> {
     let socket = std::env::temp_dir().join(format!("roce-many-{}", std::process::id()));
     let end = |n: usize| {

@@ -11,13 +11,13 @@ use apps::error::{AppError, Result};
 use apps::report::bytes;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Time between two looks at a busy process.
+/// Time between two samples of a busy process.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Measures both.
+/// Runs both measurements.
 ///
 /// # Errors
-/// What a member could not do.
+/// The failure of a member.
 pub fn measure(args: &MemoryArgs) -> Result<Vec<Found>> {
     let links = usize::from(args.links);
     let seats = vec![Seat::usual(); links + 1];
@@ -26,7 +26,7 @@ pub fn measure(args: &MemoryArgs) -> Result<Vec<Found>> {
     team.connect(&star(seats.len()), make)?;
     let hub = team.pid(0);
     team.ask(0, &Order::Greet { from: 0, to: links }, Duration::ZERO)?;
-    // Until what only a busy link uses was given back, too.
+    // Wait until the memory that only a busy link uses has been released, too.
     rest(args.duration)?;
     let (idle, found) = (proc::pss_of_links(hub)?, proc::links(hub)?);
     if found != links {

@@ -1,4 +1,4 @@
-//! The measurements, a file each: the parent's side of them.
+//! The measurements, one per file, as the parent runs them.
 
 pub mod fair;
 pub mod first;

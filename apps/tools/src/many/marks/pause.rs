@@ -1,13 +1,13 @@
-//! Times in which nothing is to be done, and which a signal ends.
+//! Waits that a signal interrupts.
 
 use apps::error::Result;
 use apps::stop;
 use std::time::{Duration, Instant};
 
-/// Time between two looks whether a signal has come.
+/// Time between two checks for signals.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Waits for so long.
+/// Waits for `time`.
 ///
 /// # Errors
 /// [`AppError::Interrupted`](apps::error::AppError::Interrupted).

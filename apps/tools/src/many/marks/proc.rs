@@ -1,9 +1,9 @@
-//! What the system says of a process: its memory and its CPU time (proc(5)).
+//! Memory and CPU time of a process, as the system reports them (proc(5)).
 
 use apps::error::{AppError, Result};
 use std::time::Duration;
 
-/// Memory that the links of a process take: mappings of what their processes share, each of the two for half of what both have.
+/// Memory of a process's links. Of a mapping that two processes share, each counts half (proportional set size).
 ///
 /// # Errors
 /// The process has ended.
@@ -11,7 +11,7 @@ pub fn pss_of_links(pid: u32) -> Result<u64> {
     read(pid, "smaps").map(|text| pss_of(&text, LINKS))
 }
 
-/// How many links a process has.
+/// Number of links of a process.
 ///
 /// # Errors
 /// The process has ended.
@@ -19,7 +19,7 @@ pub fn links(pid: u32) -> Result<usize> {
     read(pid, "maps").map(|text| text.matches("/memfd:roce-link").count())
 }
 
-/// All memory of a process, what it shares with others in parts.
+/// All memory of a process; of shared memory its proportional part.
 ///
 /// # Errors
 /// The process has ended.
@@ -27,7 +27,7 @@ pub fn pss(pid: u32) -> Result<u64> {
     read(pid, "smaps_rollup").map(|text| text.lines().filter_map(pss_in).sum())
 }
 
-/// Time that the threads of a process have had a core so far.
+/// CPU time that the threads of a process have used so far.
 ///
 /// # Errors
 /// The process has ended.
@@ -36,14 +36,14 @@ pub fn cpu_time(pid: u32) -> Result<Duration> {
     let threads = std::fs::read_dir(&path).map_err(|e| failed(&path, &e))?;
     let mut all = Duration::ZERO;
     for thread in threads.flatten() {
-        // One that has ended meanwhile has none.
+        // A thread that has ended meanwhile counts nothing.
         let text = std::fs::read_to_string(thread.path().join("schedstat")).unwrap_or_default();
         all += Duration::from_nanos(on_cpu_ns(&text).unwrap_or(0));
     }
     Ok(all)
 }
 
-/// How the files begin that are the memory of links.
+/// Prefix of the names of the files that are the memory of links.
 const LINKS: &str = "/memfd:roce-";
 
 fn read(pid: u32, name: &str) -> Result<String> {
@@ -60,13 +60,13 @@ fn on_cpu_ns(schedstat: &str) -> Option<u64> {
     schedstat.split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// The proportional set size of a line of smaps that has it, in bytes.
+/// The proportional set size in bytes, if this line of smaps holds it.
 fn pss_in(line: &str) -> Option<u64> {
     let kib = line.strip_prefix("Pss:")?.trim().strip_suffix("kB")?;
     Some(kib.trim().parse::<u64>().ok()? << 10)
 }
 
-/// That of all mappings of files whose names begin so.
+/// The sum of the proportional set sizes of all mappings of files with this prefix.
 fn pss_of(smaps: &str, begin: &str) -> u64 {
     let mut is_one = false;
     let mut all = 0;

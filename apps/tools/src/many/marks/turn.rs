@@ -1,7 +1,7 @@
-//! Instructions of a turn in which nothing happens, counted by valgrind: with many idle links against one.
+//! Instructions of a turn in which nothing happens, counted by valgrind: with many idle links compared with one.
 //!
-//! Each turn is counted by itself, and the median taken: now and then a turn looks at the clock, asks the sockets, or goes through all links.
-//! That depends on the time, which passes many times as quickly in an emulator, a turn's work taken as the measure.
+//! Each turn is counted separately, and the median taken: now and then a turn reads the clock, polls the sockets, or visits all links.
+//! How often depends on time, and in an emulator far more time passes during a turn.
 
 use crate::bench::row::Row;
 use crate::many::cli::TurnArgs;
@@ -17,10 +17,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Measures both.
+/// Runs both measurements.
 ///
 /// # Errors
-/// What a member could not do; there is no valgrind.
+/// The failure of a member; a missing valgrind.
 pub fn measure(args: &TurnArgs) -> Result<Vec<Found>> {
     let mut trial = Command::new("valgrind");
     trial.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -47,7 +47,7 @@ impl Drop for Scratch {
     }
 }
 
-/// The median instructions of a turn, with so many links.
+/// The median number of instructions of a turn, with this many links.
 fn counted(links: usize, turns: u32) -> Result<f64> {
     let dir = std::env::temp_dir().join(format!("roce-many-{}-{links}", std::process::id()));
     std::fs::create_dir_all(&dir).map_err(|e| AppError::Setup(format!("{}: {e}", dir.display())))?;
@@ -57,7 +57,7 @@ fn counted(links: usize, turns: u32) -> Result<f64> {
     let seats: Vec<Seat> = std::iter::once(hub).chain((0..links).map(|_| Seat::usual())).collect();
     let mut team = Team::start(&seats)?;
     let far = team.make(&star(seats.len()), Make { count: 0, size: 64, depth: 16, memory: 0 })?;
-    // One after the other: a process in an emulator is slow to answer.
+    // One link after the other: a process in an emulator answers slowly.
     for link in 0..links {
         team.meet((0, link, &far[0][link]), (link + 1, 0, &far[link + 1][0]))?;
     }
@@ -80,7 +80,7 @@ fn counted(links: usize, turns: u32) -> Result<f64> {
     Ok(median(counts).unwrap_or(0.0))
 }
 
-/// Runs what follows so that each counted turn leaves a file.
+/// A command prefix under which each counted turn leaves a file.
 fn valgrind(out: &Path, log: &Path) -> Vec<OsString> {
     let options = [
         "valgrind".into(),
@@ -88,7 +88,7 @@ fn valgrind(out: &Path, log: &Path) -> Vec<OsString> {
         "--collect-atstart=no".into(),
         format!("--toggle-collect={COUNTED}*"),
         format!("--dump-after={OVER}*"),
-        // A thread that polls would keep all others from running.
+        // Otherwise a thread that polls would keep all others from running.
         "--fair-sched=yes".into(),
         format!("--callgrind-out-file={}", out.display()),
         format!("--log-file={}", log.display()),
@@ -96,7 +96,7 @@ fn valgrind(out: &Path, log: &Path) -> Vec<OsString> {
     options.into_iter().map(OsString::from).collect()
 }
 
-/// The instructions in a file of callgrind; `None` where nothing was counted.
+/// The number of instructions in a file of callgrind; `None` if nothing was counted.
 fn total(text: &str) -> Option<f64> {
     let line = text.lines().find_map(|line| line.strip_prefix("summary:"))?;
     line.trim().parse().ok().filter(|n| *n > 0.0)

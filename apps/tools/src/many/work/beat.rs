@@ -1,4 +1,4 @@
-//! A short message now and then, as of a program that has little to say: it sends, sleeps until the next one is due, and takes the
+//! Sends a short message now and then, as a program with little to send: sends one, sleeps until the next is due, and polls the
 //! completion then.
 
 use crate::many::objects::{Objects, WCS};
@@ -8,7 +8,8 @@ use apps::error::Result;
 use std::time::{Duration, Instant};
 use verbs::Wc;
 
-/// Sends on the first queue pair until it is told to stop; reports how many there were. Where the peer has no time to take them, fewer.
+/// Sends on the first queue pair until [`Order::Stop`](super::super::order::Order::Stop); reports the number of messages sent. While
+/// the send queue is full, messages are skipped.
 ///
 /// # Errors
 /// A message that failed.
@@ -25,7 +26,7 @@ pub fn run(objects: &mut Objects, orders: &Orders, every: Duration) -> Result<Re
             objects.turn();
         }
         let now = Instant::now();
-        // What is late is not made up for.
+        // A missed message is not sent later.
         due = (due + every).max(now);
         std::thread::sleep(due - now);
     }

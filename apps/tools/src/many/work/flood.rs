@@ -1,4 +1,4 @@
-//! WRITEs on all queue pairs, as many as they take: what gets through, and how evenly.
+//! Keeps WRITEs outstanding on all queue pairs, to measure the throughput and how evenly it is shared.
 
 use crate::many::objects::{Objects, WCS, Wait};
 use crate::many::order::Report;
@@ -6,8 +6,8 @@ use apps::error::Result;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use verbs::Wc;
 
-/// Keeps so many requests outstanding on each queue pair until the window ends, and takes all completions. Reports how many of each
-/// were completed within it. The window is in nanoseconds of the system's time, which all members have.
+/// Keeps `depth` requests outstanding on each queue pair until the window ends, and polls all completions. Reports how many of each queue
+/// pair completed within the window. The window is in nanoseconds of the system's clock, which all members share.
 ///
 /// # Errors
 /// A request that failed.
@@ -46,7 +46,7 @@ pub fn run(objects: &mut Objects, depth: u32, window_ns: [u64; 2]) -> Result<Rep
     Ok(Report::Counts(counts))
 }
 
-/// A time of the system, by this process's clock.
+/// A time of the system's clock, on this process's monotonic clock.
 fn at(unix_ns: u64) -> Instant {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Instant::now() + Duration::from_nanos(unix_ns).saturating_sub(now)

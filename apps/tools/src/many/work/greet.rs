@@ -1,4 +1,4 @@
-//! A message on each of some queue pairs, one after the other.
+//! Sends a message on each of several queue pairs, one after the other.
 
 use crate::many::objects::{Objects, WCS, Wait};
 use crate::many::order::Report;
@@ -6,7 +6,7 @@ use apps::error::Result;
 use std::ops::Range;
 use verbs::Wc;
 
-/// Sends them.
+/// Sends the messages.
 ///
 /// # Errors
 /// A message that failed.
@@ -21,7 +21,7 @@ pub fn run(objects: &mut Objects, queues: Range<usize>) -> Result<Report> {
 /// Waits until a message is complete.
 ///
 /// # Errors
-/// It failed, or nothing comes.
+/// A message that failed, or did not complete in time.
 pub fn complete(objects: &mut Objects) -> Result<()> {
     let (mut wcs, mut wait) = ([Wc::default(); WCS], Wait::default());
     loop {

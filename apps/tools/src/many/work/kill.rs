@@ -1,4 +1,4 @@
-//! How soon a process knows that its peer has ended: by a request that is outstanding at that moment.
+//! Measures how soon a process learns that its peer has ended: by the failure of a request that is outstanding at that moment.
 
 use crate::many::objects::{Objects, WCS, Wait};
 use crate::many::order::{End, Report};
@@ -7,15 +7,15 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::time::{Duration, Instant};
 use verbs::Wc;
 
-/// Requests outstanding: some are at any moment, whenever they are polled.
+/// Requests outstanding: enough that some are at any moment, however late they are polled.
 const DEPTH: usize = 8;
 
-/// Writes to the peer for a while, sends its process the signal, and goes on writing until a request fails. With `late` nothing is
-/// outstanding when the signal is sent, and one request is posted so long after it. Reports the time from just before the signal, or from that
-/// post, to that completion.
+/// Writes to the peer for a while, sends its process the signal, and goes on writing until a request fails. With `late` no request is
+/// outstanding when the signal is sent, and one request is posted that much later. Reports the time from just before the signal, or from
+/// that post, to the failed completion.
 ///
 /// # Errors
-/// A request that fails before, and none that does so afterwards.
+/// A request that fails before the signal; no failure after it.
 pub fn run(
     objects: &mut Objects,
     pid: u32,
@@ -43,14 +43,14 @@ pub fn run(
         outstanding -= objects.poll_sends("RDMA WRITE", &mut wcs)?;
         wait.on("the completion of an RDMA WRITE")?;
     }
-    // Where this process was without a core all may have completed in one poll.
+    // If this process had no core for a while, one poll may have taken all completions.
     if late.is_none() && outstanding == 0 {
         objects.write(0)?;
     }
     let mut since = Instant::now();
     kill_process(pid, signal).map_err(|e| AppError::Setup(format!("kill({pid:?}, {signal:?}): {e}")))?;
     if let Some(late) = late {
-        // Polled meanwhile, as by a program that waits for something else.
+        // Polls meanwhile, like a program that waits for something else.
         while since.elapsed() < late {
             objects.poll_any(&mut wcs)?;
         }

@@ -1,5 +1,5 @@
-//! Two processes that were never in touch: one connects a queue pair, tells the other one so, as programs do by TCP, and that one connects
-//! and sends a message. The stack looks for the way between them when the first of the two connects, not with the first message.
+//! The first contact of two processes: one connects a queue pair and notifies the other, as programs do by TCP. The other then connects
+//! and sends a message. The stack requests the link when the first of the two connects, not with the first message.
 
 use super::greet;
 use crate::many::objects::Objects;
@@ -13,14 +13,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// How long a peer may take to join.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Where a member is told that a peer has joined: a socket with the name of its process.
+/// A socket named after a member's process, on which peers notify the member that they have joined.
 pub struct Door(UnixDatagram);
 
 impl Door {
-    /// That of this process.
+    /// The socket of this process.
     ///
     /// # Errors
-    /// Those of the system calls.
+    /// Errors of the system calls.
     pub fn new() -> Result<Self> {
         let bind = || {
             let socket = UnixDatagram::bind_addr(&name(std::process::id())?)?;
@@ -32,10 +32,10 @@ impl Door {
             .map_err(|e: io::Error| AppError::Setup(format!("a socket for the other members: {e}")))
     }
 
-    /// Connects a queue pair, and tells the process of its peer when it began to.
+    /// Connects a queue pair, and sends its peer's process the time at which that began.
     ///
     /// # Errors
-    /// Those of the device; the process has ended.
+    /// Errors of the device; the process has ended.
     pub fn join(&self, objects: &mut Objects, queue: usize, far: Far, tell: u32) -> Result<Report> {
         let began = now();
         objects.connect_one(queue, far)?;
@@ -44,10 +44,10 @@ impl Door {
         Ok(Report::Done)
     }
 
-    /// Waits for a peer, connects with it and sends it a message.
+    /// Waits for a peer, connects to it and sends it a message.
     ///
     /// # Errors
-    /// Those of the device; no peer joins; the message failed.
+    /// Errors of the device; no peer joins; the message failed.
     pub fn meet(&self, objects: &mut Objects, queue: usize, far: Far) -> Result<Report> {
         let mut began = [0; 16];
         let came =
@@ -71,7 +71,7 @@ fn name(pid: u32) -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(format!("roce-many-{pid}"))
 }
 
-/// The time of the system, which all members have.
+/// The time of the system's clock, which all members share.
 fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

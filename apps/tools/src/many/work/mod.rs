@@ -1,4 +1,4 @@
-//! What members do, a file each: called by [`member`](super::member), on its thread.
+//! The work of members, one kind per file: called by [`member`](super::member), on its thread.
 
 pub mod beat;
 pub mod flood;

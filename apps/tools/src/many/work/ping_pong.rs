@@ -1,4 +1,4 @@
-//! A message to and fro between two members, which poll all the time: its latency, while others send to one of the two.
+//! Bounces a message between two members, which poll all the time, to measure the latency while others send to one of the two.
 
 use crate::many::objects::{Objects, WCS, Wait};
 use crate::many::order::Report;
@@ -11,15 +11,15 @@ use verbs::Wc;
 
 /// The queue pair between the two.
 const PARTNER: usize = 0;
-/// Round trips before those that count.
+/// Round trips before the measured ones.
 const WARM_UP: u64 = 200;
-/// One message in so many has a completion.
+/// One request in this many is signalled.
 const SIGNAL_EVERY: u64 = 32;
 
-/// Begins, for this time.
+/// Begins the bounces, and measures them for `duration`.
 ///
 /// # Errors
-/// A message that failed, or does not come.
+/// A message that failed, or did not arrive in time.
 pub fn measure(objects: &mut Objects, duration: Duration) -> Result<Report> {
     let mut sent = Sent::default();
     let mut hist = histogram();
@@ -51,13 +51,13 @@ pub fn measure(objects: &mut Objects, duration: Duration) -> Result<Report> {
     Ok(Report::Curve { quantiles, count: figures.count })
 }
 
-/// Sends each message back, until it is told to stop.
+/// Sends each message back, until [`Order::Stop`](super::super::order::Order::Stop).
 ///
 /// # Errors
 /// As [`measure`].
 pub fn answer(objects: &mut Objects, orders: &Orders) -> Result<Report> {
     let mut sent = Sent::default();
-    // Others beside the partner may be all that comes, so nothing is waited for in vain.
+    // Only messages of members other than the partner may arrive, so no wait here has a time limit.
     let mut polls = 0u32;
     loop {
         objects.turn();
@@ -87,7 +87,7 @@ impl Sent {
         objects.send(PARTNER, self.posted.is_multiple_of(SIGNAL_EVERY))
     }
 
-    /// Makes room in the send queue, between two messages, once half of it is in use. Returns whether that took time.
+    /// Makes room in the send queue between two messages, once half of it is in use. Returns whether that took time.
     #[inline]
     fn make_room(&mut self, objects: &mut Objects) -> Result<bool> {
         if self.posted - self.complete < u64::from(objects.depth()) / 2 {

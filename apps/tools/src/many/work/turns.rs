@@ -1,4 +1,4 @@
-//! Turns in which nothing happens, for a counter of instructions.
+//! Makes turns in which nothing happens, for a counter of instructions.
 
 use crate::many::objects::Objects;
 use crate::many::order::Report;
@@ -6,13 +6,13 @@ use apps::error::{AppError, Result};
 use std::hint::black_box;
 use verbs::Reactor;
 
-/// Turns after which a link that brought something counts as idle, and sockets are asked seldom; with room to spare.
+/// Turns after which a link that was busy counts as idle and sockets are polled rarely, with a margin.
 const UNTIL_IDLE: u32 = 10_000;
 
-/// Makes so many, each by [`counted_turn`] with [`turn_is_over`] behind it, after as many as it takes until nothing of what was before matters.
+/// Makes `turns` turns by [`counted_turn`], each followed by [`turn_is_over`], after as many as it takes until all links count as idle.
 ///
 /// # Errors
-/// The member does not make its turns by itself.
+/// The member does not turn its device itself.
 pub fn run(objects: &mut Objects, turns: u32) -> Result<Report> {
     let reactor = objects.reactor();
     let reactor =
@@ -27,18 +27,18 @@ pub fn run(objects: &mut Objects, turns: u32) -> Result<Report> {
     Ok(Report::Done)
 }
 
-/// The names by which a counter of instructions knows the two functions below.
+/// Names by which a counter of instructions recognizes the two functions below.
 pub const COUNTED: &str = "tools::many::work::turns::counted_turn";
 /// See [`COUNTED`].
 pub const OVER: &str = "tools::many::work::turns::turn_is_over";
 
-/// One turn.
+/// Makes one turn.
 #[inline(never)]
 pub fn counted_turn(reactor: &mut Reactor) {
     let _ = reactor.poll_once();
 }
 
-/// It does nothing.
+/// Marks the end of a counted turn; does nothing.
 #[inline(never)]
 pub fn turn_is_over(turn: u32) {
     black_box(turn);
