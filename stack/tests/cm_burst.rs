@@ -1,5 +1,5 @@
-//! Connection management of many connections at once: nothing is repeated where nothing is lost, no queue pair 1 is asked for more
-//! receives than it has, and a process that ends tells the peer of each connection.
+//! Connection management of many connections at once: nothing is retransmitted where nothing is lost, no queue pair 1 is sent more MADs
+//! than it has receives, and a process that ends notifies the peer of each connection.
 
 use core::time::Duration;
 use std::collections::BTreeMap;
@@ -13,11 +13,11 @@ use stack::port::fault::{Fault, Plan};
 use stack::time::Instant;
 
 const SERVICE: ServiceId = ServiceId::new(PortSpace::Tcp, 4420);
-/// Receives of queue pair 1 for each client: half as many as Linux has for all its peers.
+/// Receives of queue pair 1 for each client: half as many as Linux has for all of its peers together.
 const RECEIVES: usize = 256;
 const MS: Duration = Duration::from_millis(1);
 
-/// Clients, and a server, the last node: its program decides on a request after a time.
+/// Several clients, and a server as the last node. The server's program takes a while to decide on a request.
 struct Burst {
     w: MadWorld,
     decides_after: Duration,
@@ -71,7 +71,7 @@ impl Burst {
         }
     }
 
-    /// Lets time pass; the programs do what they do.
+    /// Runs the world for `time`, programs included.
     fn run(&mut self, time: Duration) {
         let end = self.w.now.after(time);
         while self.w.now < end {
@@ -123,8 +123,7 @@ impl Burst {
     }
 }
 
-// Goal: connections by the thousand that are begun, and ended, at the same moment, by one client or by several: each message is sent
-// once.
+// Goal: connections by the thousand that begin, and end, at the same moment, from one client or several: each message is sent once.
 #[test]
 fn thousands_of_connections_at_once_come_and_go_without_a_repeat() {
     for (clients, each) in [(1, 3000), (4, 750)] {
@@ -145,7 +144,7 @@ fn thousands_of_connections_at_once_come_and_go_without_a_repeat() {
     }
 }
 
-// Goal: the same where the server's program takes two seconds for each decision.
+// Goal: the same if the server's program takes two seconds for each decision.
 #[test]
 fn a_program_that_takes_its_time_makes_nothing_be_repeated() {
     let mut burst = Burst::new(1, Duration::from_secs(2));
@@ -155,7 +154,7 @@ fn a_program_that_takes_its_time_makes_nothing_be_repeated() {
     burst.check_nothing_was_lost();
 }
 
-// Goal: without bounds on what is under way the same burst loses messages: the test would see it.
+// Goal: without limits on outstanding requests the same burst loses messages, so the test above would notice their absence.
 #[test]
 fn a_burst_that_nothing_paces_loses_messages() {
     let mut burst = Burst::new(1, Duration::ZERO);
@@ -167,8 +166,8 @@ fn a_burst_that_nothing_paces_loses_messages() {
     assert!(burst.w.no_receive > 1000, "{}", burst.w.no_receive);
 }
 
-// Goal: hosts that do not answer hold up only what goes to them; requests to them end in their programs' time, and each was sent more
-// than once.
+// Goal: hosts that do not answer delay only messages to themselves. Requests to them fail within their programs' time, after more than one
+// attempt.
 #[test]
 fn a_silent_host_holds_up_no_other_one() {
     let mut burst = Burst::new(2, Duration::ZERO);
@@ -188,8 +187,8 @@ fn a_silent_host_holds_up_no_other_one() {
     assert!(sent > 10_000, "{sent} MADs");
 }
 
-// Goal: a process that ends tells each peer, over a link that loses a fifth of all messages; and a peer that is silent holds it up for
-// a bounded time.
+// Goal: a process that ends notifies each peer, over a link that loses a fifth of all messages; and a silent peer delays its end for a
+// bounded time only.
 #[test]
 fn the_peer_of_each_connection_learns_that_the_process_ends() {
     let mut burst = Burst::new(2, Duration::ZERO);
@@ -226,7 +225,7 @@ fn the_peer_of_each_connection_learns_that_the_process_ends() {
     assert_eq!((burst.over[server].len(), burst.ended_badly), (1800, 1500));
 }
 
-// Goal: a connection that the peer may know to be established, while its RTU is still under way or lost, is ended as well.
+// Goal: a connection that the peer may know to be established, while its RTU is on the way or lost, is ended as well.
 #[test]
 fn a_connection_whose_last_message_was_lost_ends_with_the_process() {
     let mut burst = Burst::new(1, Duration::ZERO);

@@ -28,10 +28,10 @@ fn m01_worked_rtu() {
     assert!(bytes[32..].iter().all(|b| *b == 0));
     assert_eq!(Mad::decode(&bytes), Ok(mad));
     assert_eq!(GSI_QKEY, 0x8001_0000);
-    // P_Key, queue pair and Q_Key of the datagram around it: `p02` has the whole frame.
+    // P_Key, queue pair and Q_Key of the datagram around this MAD: test `p02` has the whole frame.
 }
 
-/// The bits of the body in which a message differs from one of zeros: first and number. There must be no gap.
+/// The bits of the body in which a message differs from an all-zero one: the first bit, and their number. They must be adjacent.
 fn bits(message: impl Into<Message>, attribute: u16) -> (usize, usize) {
     let message = message.into();
     assert_eq!(message.attribute(), attribute);
@@ -45,7 +45,7 @@ fn bits(message: impl Into<Message>, attribute: u16) -> (usize, usize) {
     (first, ones.len())
 }
 
-/// Each field, all its bits set, is at the byte and bit that the specification names, with that many bits.
+/// Checks that each field, with all of its bits set, is at the byte and bit that the specification names, with that many bits.
 macro_rules! places {
     ($message:ident $attribute:literal: $($field:ident = $ones:expr, $byte:literal $bit:literal $width:expr;)*) => {$(
         let message = $message { $field: $ones, ..$message::default() };
@@ -58,7 +58,7 @@ const GID: Gid = Gid([0xff; 16]);
 const QPN: Qpn = Qpn::new(0xff_ffff);
 const PSN: Psn = Psn::new(0xff_ffff);
 
-/// A second transcription of the tables.
+/// A second transcription of the tables of the specification.
 #[test]
 fn m02_every_field_of_a_req_is_at_its_place() {
     places! { Req 0x10:
@@ -104,7 +104,7 @@ fn m02_every_field_of_a_req_is_at_its_place() {
     ];
     for (path, first, width) in paths {
         assert_eq!(bits(Req { primary: path, ..Req::default() }, 0x10), (first, width), "{path:?}");
-        // The alternate path has the same shape, 44 bytes later.
+        // The alternate path has the same layout, 44 bytes later.
         assert_eq!(
             bits(Req { alternate: path, ..Req::default() }, 0x10),
             (first + 44 * 8, width),
@@ -273,7 +273,7 @@ fn m05_private_header() {
     let mad = machine.poll_send().unwrap().mad;
     assert_eq!(IpHeader::read(mad[40..76].first_chunk().unwrap()), Ok(v4));
     assert!(mad[76..].iter().copied().eq(1..=180));
-    // One byte more does not fit, nor does a header for another service id, or none for one of `rdma_cm`.
+    // One more byte does not fit; neither does a header for a service id outside `rdma_cm`, nor a missing header for one of `rdma_cm`.
     let more = Connect { private_data: vec![0; 57], qpn: Qpn::new(3), ..connect.clone() };
     assert_eq!(
         machine.connect(Instant::ZERO, &more),
@@ -297,7 +297,7 @@ fn answers(machine: &mut Machine, mad: &[u8]) -> Vec<Mad> {
     sends.map(|s| Mad::decode(&s.mad).unwrap()).collect()
 }
 
-/// A REQ that is accepted.
+/// A REQ that the machine accepts.
 fn good_req() -> Req {
     let mut req = Req {
         local_comm_id: 7,

@@ -100,7 +100,7 @@ fn sent(w: &MadWorld, from: usize) -> Vec<SentMad> {
     w.log.as_ref().unwrap().iter().filter(|s| s.from == from).cloned().collect()
 }
 
-/// A asks for another connection, and B's host accepts with the queue pair that is connected already.
+/// A requests another connection, and B's host accepts it with the queue pair that is connected already.
 fn accept_with_connected_qp(w: &mut MadWorld) {
     let now = w.now;
     w.nodes[A].connect(now, &to_b(Qpn::new(0x12))).unwrap();
@@ -140,7 +140,7 @@ fn last_rej(w: &MadWorld, from: usize) -> (u64, Rej) {
     }
 }
 
-/// A message arrives at a node as if from its peer.
+/// Delivers a message to a node as if from its peer.
 fn inject(w: &mut MadWorld, to: usize, tid: u64, message: impl Into<Message>) {
     let path = MadWorld::path(to, 1 - to);
     let now = w.now;
@@ -148,7 +148,7 @@ fn inject(w: &mut MadWorld, to: usize, tid: u64, message: impl Into<Message>) {
     w.run(MOMENT);
 }
 
-// Goal: the three messages, and the parameters that each side learns of the other, are there.
+// Goal: the three messages are exchanged, and each side learns the parameters of the other.
 #[test]
 fn a_connection_from_request_to_disconnect() {
     let mut w = world();
@@ -187,7 +187,7 @@ fn m09_nobody_listens() {
     assert_eq!((id, reason), (a, Reason::INVALID_SERVICE_ID));
     assert_eq!((w.nodes[A].connections(), w.nodes[B].connections()), (0, 0));
     assert_eq!(count(&w, B, Counter::NoListener), 1);
-    // A listener on another address of ours does not count; one on the right address does.
+    // A listener on another local address does not match; a listener on the right address does.
     let elsewhere = Listen { service_id: SERVICE, address: Some(MadWorld::gid(7)), backlog: 1 };
     w.nodes[B].listen(&elsewhere).unwrap();
     connect(&mut w);
@@ -226,13 +226,13 @@ fn m11_a_request_twice() {
     connect(&mut w);
     let (b, _) = request(&mut w);
     let (tid, req) = first_req(&w);
-    // Before the REP: no second request, and the peer gets an MRA.
+    // Before the REP: a repeated REQ makes no second request, and the peer gets an MRA.
     inject(&mut w, B, tid, req);
     assert_eq!((w.event(B), w.nodes[B].connections()), (None, 1));
     assert_eq!(attributes(&w, B), [Mra::ATTRIBUTE]);
     inject(&mut w, B, tid, req);
     assert_eq!(attributes(&w, B), [Mra::ATTRIBUTE], "once");
-    // After it: the REP is repeated by its own timer, not by the REQ.
+    // After the REP: the REP is repeated by its own timer, not because of the REQ.
     w.lose = vec![Rep::ATTRIBUTE];
     accept(&mut w, b);
     w.run(MOMENT);
@@ -243,7 +243,7 @@ fn m11_a_request_twice() {
     w.run(Duration::from_millis(4095));
     assert_eq!(attributes(&w, B).len(), 3);
     assert!(matches!(w.event(A), Some(Event::ConnectResponse { .. })));
-    // Established: nothing new either.
+    // Established: a repeated REQ changes nothing either.
     let a = w.nodes[A].connections();
     inject(&mut w, B, tid, req);
     assert_eq!((w.event(B), w.nodes[B].connections(), a), (None, 1, 1));
@@ -260,7 +260,7 @@ fn m12_rtu_lost() {
     w.lose = vec![Rtu::ATTRIBUTE, Rtu::ATTRIBUTE];
     confirm(&mut w, a);
     assert_eq!(w.event(B), None);
-    // Each REP that comes again gets its RTU again, the same; the third one arrives.
+    // Each repeated REP gets the same RTU again; the third RTU arrives.
     w.run(Duration::from_millis(2 * 4096 + 10));
     assert!(matches!(w.event(B), Some(Event::Established { id, .. }) if id == b));
     let rtus: Vec<_> =
@@ -285,7 +285,7 @@ fn m13_data_before_the_rtu() {
     response(&mut w);
     w.lose = vec![Rtu::ATTRIBUTE];
     confirm(&mut w, a);
-    // A SEND arrived: the queue pair raises its event, and the connection manager is notified.
+    // A SEND has arrived: the queue pair raises its event, and the connection manager is notified.
     let now = w.now;
     w.nodes[B].established(now, b).unwrap();
     assert_eq!(w.event(B), Some(Event::Established { id: b, private_data: Vec::new() }));
@@ -299,7 +299,7 @@ fn m13_data_before_the_rtu() {
 fn m14_rep_lost() {
     let mut w = world();
     listen(&mut w);
-    // The passive side is slower than the active one, so that the REQ comes again first.
+    // The passive side is slower than the active one, so that the REQ is repeated first.
     let now = w.now;
     let mut slow = to_b(A_QPN);
     slow.timing = Timing { local_response: 24, ..Timing::default() };
@@ -345,14 +345,14 @@ fn m15_the_peer_is_silent() {
         w.run(Duration::from_nanos(1));
         assert_eq!(w.event(A), Some(Event::Unreachable { id: a, timewait: false }));
         assert_eq!((w.nodes[A].connections(), w.nodes[A].next_timer()), (0, None));
-        // The peer gets a REJ, if one arrives: it may have answered all the time.
+        // The peer gets a REJ, if a REJ arrives: it may have answered all the time.
         let (_, rej) = last_rej(&w, A);
         assert_eq!((rej.reason, rej.message), (Reason::TIMEOUT, 2));
         assert_eq!(rej.info[..8], config(A).ca_guid.to_be_bytes());
     }
 }
 
-// Goal: a side whose answers are lost learns that the other side gave up, though that never learnt its id.
+// Goal: a side whose answers are lost learns that the other side gave up, although that side never learnt its id.
 #[test]
 fn m15_the_peer_is_told_that_its_answers_were_lost() {
     let mut w = world();
@@ -395,7 +395,7 @@ fn m16_mra_extends_the_wait() {
     let begin = w.now;
     inject(&mut w, A, tid, mra(0, 22));
     inject(&mut w, A, tid, mra(0, 24));
-    // 2^14 ms for the peer's service, 2^8 ms for the way.
+    // 2^14 ms for the peer's service, 2^8 ms for the path.
     let wait = Duration::from_millis(16384 + 256);
     w.run(wait - 3 * MOMENT);
     assert_eq!(sent(&w, A).len(), 1, "nothing is sent meanwhile");
@@ -405,7 +405,7 @@ fn m16_mra_extends_the_wait() {
     assert_eq!(reqs[1].at.nanos_since(begin), wait.as_nanos() as u64);
     assert_eq!(count(&w, A, Counter::WrongTransaction), 1);
     assert_eq!(count(&w, A, Counter::WrongState), 2, "one MRA a wait, and of the right message");
-    // The MRA saves requests, but the program's own timeouts still end the wait, at 16 times 4608 ms.
+    // The MRA postpones the repeated requests, but the program's own timeouts still end the wait, after 16 times 4608 ms.
     inject(&mut w, A, tid, mra(0, 31));
     let left = reqs[0].at.after(Duration::from_millis(16 * 4608)).nanos_since(w.now);
     w.run(Duration::from_nanos(left - 1));
@@ -440,7 +440,7 @@ fn m17_requests_to_disconnect() {
     let before = sent(&w, B).len();
     inject(&mut w, B, 9, Dreq { remote_qpn: A_QPN, ..dreq });
     assert_eq!((count(&w, B, Counter::WrongQpn), w.event(B), sent(&w, B).len()), (1, None, before));
-    // Of no connection here: answered, ids mirrored, and nothing else happens.
+    // For no connection of this node: a DREP with the ids mirrored, and no other effect.
     for unknown in [Dreq { remote_comm_id: 1, ..dreq }, Dreq { local_comm_id: 1, ..dreq }] {
         inject(&mut w, B, 10, unknown);
         let mad = sent(&w, B).pop().unwrap().mad();
@@ -456,7 +456,7 @@ fn m17_requests_to_disconnect() {
     assert!(matches!(w.event(B), Some(Event::Disconnected { id, how: Disconnect::ByPeer, .. }) if id == b));
     let mad = sent(&w, B).pop().unwrap().mad();
     assert!(matches!(mad, Mad { tid: 11, message: Message::Drep(_), .. }));
-    // A stranger's DREP does nothing.
+    // A DREP with unknown ids has no effect.
     let (now, before) = (w.now, count(&w, A, Counter::UnknownId));
     w.nodes[A].disconnect(now, a, b"").unwrap();
     w.lose = vec![Dreq::ATTRIBUTE];
@@ -475,7 +475,7 @@ fn m18_drep_lost() {
     w.run(MOMENT);
     assert!(matches!(w.event(B), Some(Event::Disconnected { id, .. }) if id == b));
     assert_eq!(w.event(A), None);
-    // B would leave TIMEWAIT before the DREQ comes again, so it comes early here.
+    // B would leave TIMEWAIT before the DREQ is repeated, so the test repeats the DREQ early.
     let again = sent(&w, A).pop().unwrap();
     inject(&mut w, B, again.mad().tid, again.mad().message);
     assert_eq!((w.event(B), count(&w, B, Counter::DuplicateDreq)), (None, 1), "in TIMEWAIT: DREP, no event");
@@ -483,7 +483,7 @@ fn m18_drep_lost() {
     let dreqs = attributes(&w, A).iter().filter(|a| **a == Dreq::ATTRIBUTE).count();
     assert_eq!(dreqs, 1);
 
-    // Its timer sends it again, to a peer that has lost its state by now; in the end it is answered.
+    // The timer repeats the DREQ, to a peer that has lost its state by now and finally answers.
     let mut w = world();
     let (a, _) = established(&mut w);
     w.lose = vec![Drep::ATTRIBUTE, Drep::ATTRIBUTE];
@@ -495,7 +495,7 @@ fn m18_drep_lost() {
     assert!(matches!(w.event(A), Some(Event::Disconnected { how: Disconnect::Agreed, .. })));
     assert_eq!(count(&w, B, Counter::DreqMirrored), 2);
 
-    // And if it never is, the connection ends all the same.
+    // Without any answer the connection ends as well.
     let mut w = world();
     let (a, _) = established(&mut w);
     w.dead[B] = true;
@@ -507,7 +507,7 @@ fn m18_drep_lost() {
     assert_eq!((w.event(A), w.nodes[A].connections()), (Some(Event::TimeWaitExit { id: a, qpn: A_QPN }), 0));
 }
 
-// Goal: who is told that the peer's process has ended does not wait for it: established, half established, or ending already.
+// Goal: a side that is told of the end of its peer's process does not wait for the peer: established, half established, or ending already.
 #[test]
 fn a_peer_whose_process_has_ended_is_not_waited_for() {
     let mut w = world();
@@ -537,7 +537,7 @@ fn a_peer_whose_process_has_ended_is_not_waited_for() {
     assert_eq!(w.nodes[B].dreqs(), 0);
 }
 
-// Goal: both sides disconnect at the same moment; each learns it once, and both agree.
+// Goal: both sides disconnect at the same moment. Each learns it once, and both agree on how the connection ended.
 #[test]
 fn m18_both_sides_disconnect_at_once() {
     let mut w = world();
@@ -566,13 +566,13 @@ fn m19_larger_mtu_than_ours() {
     let Some(Event::Rejected { reason, info, .. }) = w.event(A) else { panic!() };
     assert_eq!((reason, info), (Reason::INVALID_MTU, vec![Mtu::Mtu1024 as u8]));
     assert_eq!((w.event(B), count(&w, B, Counter::BadMtu)), (None, 1));
-    // With the MTU that was named it works, and a port does not request more than it has.
+    // With the MTU that the refusal named the request succeeds, and a port does not request more than it carries.
     let now = w.now;
     w.nodes[A].connect(now, &Connect { mtu: Mtu::Mtu1024, ..to_b(A_QPN) }).unwrap();
     assert_eq!(request(&mut w).1.mtu, Mtu::Mtu1024);
     let more = Connect { mtu: Mtu::Mtu2048, ..to_b(B_QPN) };
     assert_eq!(w.nodes[B].connect(now, &more), Err(Error::Mtu { given: Mtu::Mtu2048, port: Mtu::Mtu1024 }));
-    // What its port carries may change.
+    // The MTU that the port carries may change.
     w.nodes[B].set_mtu(Mtu::Mtu2048);
     let now = w.now;
     w.nodes[B].connect(now, &more).unwrap();
@@ -599,7 +599,7 @@ fn m20_a_request_for_an_address_that_is_not_ours() {
         "the address that would do"
     );
     assert_eq!((w.event(B), count(&w, B, Counter::BadGid)), (None, 1));
-    // Another address of ours is ours, whichever the MAD came to.
+    // Any local address is accepted as the primary address, whichever address the MAD was sent to.
     w.nodes[B].set_gids(&[MadWorld::gid(B), MadWorld::gid(9)]);
     inject(&mut w, B, 5, req);
     let Some(Event::ConnectRequest { request, .. }) = w.event(B) else { panic!() };
@@ -624,7 +624,7 @@ fn m21_the_queue_pair_of_a_live_connection() {
     assert_eq!(rejs.len(), 1);
     assert_eq!(rejs[0].reason, Reason::STALE_CONNECTION);
     assert_eq!(count(&w, B, Counter::Stale), 1);
-    // The old connection ends: the peer, which does not have it, agrees.
+    // The old connection ends: the peer, which no longer has it, agrees.
     assert!(matches!(w.event(B), Some(Event::Disconnected { id, how: Disconnect::Stale, .. }) if id == b));
     assert!(attributes(&w, B).contains(&Dreq::ATTRIBUTE));
     let Some(Event::Rejected { id, reason: Reason::STALE_CONNECTION, timewait: true, .. }) = w.event(A)
@@ -632,7 +632,7 @@ fn m21_the_queue_pair_of_a_live_connection() {
         panic!()
     };
     assert_eq!(id, again);
-    // While it rests there, it is stale; then it works.
+    // As long as the queue pair is in TIMEWAIT there, requests with it are refused as stale; afterwards they succeed.
     let now = w.now;
     assert_eq!(w.nodes[A].connect(now, &to_b(A_QPN)), Err(Error::QpBusy(A_QPN)));
     w.run(Duration::from_secs(1));
@@ -641,7 +641,7 @@ fn m21_the_queue_pair_of_a_live_connection() {
     request(&mut w);
 }
 
-// Goal: the peer's comm ids begin again after a restart; its queue pair is another one.
+// Goal: the peer's communication ids begin again after a restart, with another queue pair.
 #[test]
 fn m21_the_ids_of_a_live_connection() {
     let mut w = world();
@@ -654,8 +654,8 @@ fn m21_the_ids_of_a_live_connection() {
     assert!(matches!(w.event(B), Some(Event::Disconnected { id, how: Disconnect::Stale, .. }) if id == b));
 }
 
-// Goal: whoever can send from the peer's address can name the peer's queue pair or ids in a new REQ or REP. That ends nothing, as
-// often as it comes, while the peer has the connection.
+// Goal: whoever can send from the peer's address can name the peer's queue pair or ids in a new REQ or REP. Such messages, however many,
+// end nothing while the peer has the connection.
 #[test]
 fn a_connection_stays_whose_peer_answers() {
     let mut w = world();
@@ -670,7 +670,7 @@ fn a_connection_stays_whose_peer_answers() {
     let asked =
         |w: &MadWorld, node| [Counter::PeersChecked, Counter::PeersAnswered].map(|c| count(w, node, c));
     assert_eq!(asked(&w, B), [198, 198]);
-    // The other side: a server of the peer's host says that its queue pair is the one that is connected.
+    // The other side: a server on the peer's host accepts with the queue pair that is connected already.
     accept_with_connected_qp(&mut w);
     assert_eq!(asked(&w, A), [1, 1]);
     w.run(Duration::from_secs(60));
@@ -684,7 +684,7 @@ fn a_connection_stays_whose_peer_answers() {
     }
 }
 
-// Goal: a flood of such messages asks each peer once at a time, and of a host or of all no more than the limits say.
+// Goal: a flood of such messages starts one check of each peer at a time, and no more checks per host and in total than the limits allow.
 #[test]
 fn peers_are_asked_once_at_a_time_and_within_the_limits() {
     const EACH: usize = 4;
@@ -734,7 +734,7 @@ fn peers_are_asked_once_at_a_time_and_within_the_limits() {
     for _ in 0..10 {
         assert_eq!(flood(&mut w.nodes[B]), [], "those are being asked");
     }
-    // One answers, one ends by itself, one does not answer.
+    // One peer answers, one connection is closed by its program, one peer does not answer.
     w.nodes[B].peer_checked(now, ids[0], PeerAnswer::Answered);
     w.nodes[B].disconnect(now, ids[1], b"").unwrap();
     w.nodes[B].peer_checked(now, ids[1], PeerAnswer::Answered);
@@ -749,8 +749,8 @@ fn peers_are_asked_once_at_a_time_and_within_the_limits() {
     assert_eq!(asked(&last), [ids[3], ids[EACH + 2], ids[EACH + 3]], "what is over counts no more");
 }
 
-// Goal: a peer that goes without a word is noticed; one that answers, or that cannot be asked, is left in peace; one that answers nothing
-// for a while is asked again, sooner; and what a stranger says counts also while a peer is being asked.
+// Goal: a peer that disappears silently is noticed. A peer that answers, or that cannot be checked, keeps its connection; a peer that is
+// silent for a while is checked again, sooner. Messages of third hosts count also while a check is running.
 #[test]
 fn a_peer_is_asked_from_time_to_time_and_missed_when_it_answers_nothing() {
     const TIME: Duration = Duration::from_secs(30);
@@ -783,7 +783,7 @@ fn a_peer_is_asked_from_time_to_time_and_missed_when_it_answers_nothing() {
         ask(node, &mut at, TIME);
         node.peer_checked(at, a, answer);
     }
-    // One answer, and it begins anew.
+    // After one answer the intervals begin anew.
     ask(node, &mut at, TIME / 3);
     node.peer_checked(at, a, PeerAnswer::Answered);
     ask(node, &mut at, TIME);
@@ -800,7 +800,7 @@ fn a_peer_is_asked_from_time_to_time_and_missed_when_it_answers_nothing() {
         "{ended:?}"
     );
     assert_eq!((node.counters().get(Counter::KeepAlives), node.counters().get(Counter::PeersSilent)), (7, 1));
-    // In case the peer hears after all.
+    // The peer may still receive: it is sent a DREQ.
     let dreq = Mad::decode(&node.poll_send().expect("a DREQ").mad).unwrap();
     assert!(matches!(dreq.message, Message::Dreq(_)), "{dreq:?}");
 }
@@ -828,7 +828,7 @@ fn m22_depths_are_the_smaller_ones() {
     inject(&mut w, A, tid, *rep);
     let params = response(&mut w).params;
     assert_eq!((params.max_rd_atomic, params.max_dest_rd_atomic), (8, 2));
-    // Out of range is refused, not silently cut.
+    // A value out of range is refused, not silently reduced.
     let above = RD_ATOMIC_MAX + 1;
     let most = Connect { responder_resources: above, ..to_b(B_QPN) };
     let refused =
@@ -890,7 +890,7 @@ fn m08_parameters_of_both_queue_pairs() {
     assert_eq!(passive.path, back, "local and remote change places");
 }
 
-// Goal: a REQ whose ACK timeout is 0, which for a queue pair means none, leaves no queue pair that waits for ever.
+// Goal: a REQ with an ACK timeout of 0, which means no timeout for a queue pair, leaves no queue pair that waits for ever.
 #[test]
 fn m08_an_ack_timeout_of_zero_is_replaced() {
     let mut w = world();
@@ -940,7 +940,7 @@ fn m25_the_queue_pair_of_a_datagram_service() {
         info: Vec::new(),
         private_data: b"me".to_vec(),
     };
-    // The reply is lost; the request comes again, and the program does not get it a second time.
+    // The reply is lost; the request is repeated, and the program does not get it a second time.
     w.lose = vec![SidrRep::ATTRIBUTE];
     let now = w.now;
     w.nodes[B].sidr_reply(now, b, &reply).unwrap();
@@ -956,8 +956,8 @@ fn m25_the_queue_pair_of_a_datagram_service() {
     assert_eq!((w.nodes[A].next_timer(), w.nodes[B].next_timer()), (None, None));
 }
 
-/// As if the thread was interrupted between reading the clock and sending: the timer of the exchange that just began on a node
-/// moves by the interruption, once.
+/// Simulates a preemption between reading the clock and sending: the timer of the exchange that just began on a node moves by the
+/// interruption, once.
 fn was_interrupted(w: &mut MadWorld, node: usize) {
     const INTERRUPTION: Duration = Duration::from_secs(2);
     let (now, machine) = (w.now, &mut w.nodes[node]);
@@ -1021,7 +1021,7 @@ fn m25_no_datagram_service() {
     assert!(
         matches!(w.event(A), Some(Event::SidrReply { id, status: SidrStatus::UNSUPPORTED, .. }) if id == a)
     );
-    // Refused by the program.
+    // The program refuses.
     let service_id = ServiceId::new(PortSpace::Udp, 54);
     w.nodes[B].listen(&Listen { service_id, address: None, backlog: 1 }).unwrap();
     w.nodes[A].sidr_request(now, &udp(54, b"")).unwrap();
@@ -1030,7 +1030,7 @@ fn m25_no_datagram_service() {
     w.nodes[B].sidr_destroy(now, id).unwrap();
     w.run(MOMENT);
     assert!(matches!(w.event(A), Some(Event::SidrReply { status: SidrStatus::REJECT, .. })));
-    // Not answered at all: 16 requests, each 4096 ms after the one before.
+    // The peer does not answer at all: 16 requests, each 4096 ms after the one before.
     w.dead[B] = true;
     let now = w.now;
     let lost = w.nodes[A].sidr_request(now, &udp(54, b"")).unwrap();
@@ -1038,7 +1038,7 @@ fn m25_no_datagram_service() {
     w.run(Duration::from_millis(16 * 4096));
     assert_eq!((w.event(A), w.event(A)), (Some(Event::SidrUnreachable { id: lost }), None));
     assert_eq!(sent(&w, A).len(), before + 16);
-    // Given up by us: nothing more comes.
+    // This side gives up: nothing more is sent.
     let now = w.now;
     let given_up = w.nodes[A].sidr_request(now, &udp(54, b"")).unwrap();
     w.nodes[A].sidr_destroy(now, given_up).unwrap();
@@ -1072,7 +1072,7 @@ fn half_open_connections_end() {
     assert_eq!(w.event(B), Some(Event::TimeWaitExit { id: b, qpn: B_QPN }));
     assert_eq!(w.nodes[B].connections(), 0);
 
-    // A REQ that names the longest times does not keep a connection longer.
+    // A REQ with the longest times does not extend the life of a half-open connection.
     let mut w = world();
     listen(&mut w);
     let now = w.now;
@@ -1085,7 +1085,7 @@ fn half_open_connections_end() {
     assert_eq!(w.nodes[B].connections(), 0);
 }
 
-// Goal: a peer that answers each request with an MRA, and whose program never decides, holds up no program longer than its own
+// Goal: a peer that answers each request with an MRA, and whose program never decides, delays no program beyond the program's own
 // times; nor does a peer that sends no MRA.
 #[test]
 fn the_programs_times_bound_a_connect() {
@@ -1112,8 +1112,8 @@ fn the_programs_times_bound_a_connect() {
     }
 }
 
-// Goal: the accepting side waits for the confirmation as long as its own program sets, if it sets a time; and it does not wait
-// longer for the end than the limit for a REQ, whatever times the REQ has.
+// Goal: the accepting side waits for the confirmation for the time that its own program sets, if any. Its disconnect waits no longer
+// than the limit for a REQ, whatever times the REQ has.
 #[test]
 fn the_programs_times_bound_an_accept_and_a_disconnect() {
     let mut w = world();
@@ -1151,10 +1151,10 @@ fn the_programs_times_bound_an_accept_and_a_disconnect() {
     assert!(matches!(w.event(B), Some(Event::Disconnected { id, how: Disconnect::TimedOut, .. }) if id == b));
 }
 
-/// An address that is no connection's peer.
+/// An address that is not the peer of any connection.
 const STRANGER: Gid = Gid::v4([10, 0, 9, 9]);
 
-/// A message of a stranger arrives at a node. A request for a listener is refused, and nothing else happens.
+/// Delivers a message from a third host to a node. A request for a listener is refused, and nothing else happens.
 fn from_stranger(w: &mut MadWorld, to: usize, tid: u64, message: impl Into<Message>) {
     let message = message.into();
     let path = stack::cm::Path { dgid: STRANGER, ..MadWorld::path(to, 1 - to) };
@@ -1173,7 +1173,7 @@ fn from_stranger(w: &mut MadWorld, to: usize, tid: u64, message: impl Into<Messa
     assert!(others.is_empty(), "{message:?} makes it say {others:?}");
 }
 
-/// A stranger that has seen every MAD sends everything about the connection that its ends could send.
+/// A third host that has seen every MAD sends every message about the connection that its ends could send.
 fn strangers_say_everything(w: &mut MadWorld) {
     let log = w.log.clone().unwrap();
     let now = w.now;
@@ -1241,8 +1241,8 @@ fn strangers_say_everything(w: &mut MadWorld) {
     assert_eq!(w.now, now);
 }
 
-// Goal: no message of a third host, though it knows every id, moves a connection in any state; the two ends go on as if it had
-// sent nothing.
+// Goal: no message of a third host, even with the right ids, affects a connection in any state; the two ends continue as if nothing had
+// been sent.
 #[test]
 fn what_names_a_connection_comes_from_its_peer() {
     for closer in [A, B] {
@@ -1285,8 +1285,8 @@ fn what_names_a_connection_comes_from_its_peer() {
     }
 }
 
-// Goal: claiming the GUID and the queue pair of another node, or its address, neither ends its connection, nor reveals whether
-// there is one, nor keeps it out.
+// Goal: a request with the GUID and the queue pair of another node, or its address, does not end that node's connection, reveal whether
+// one exists, or keep the node out.
 #[test]
 fn the_guid_of_another_node_is_worth_nothing() {
     let mut w = world();
@@ -1299,7 +1299,7 @@ fn the_guid_of_another_node_is_worth_nothing() {
     forged.primary.local_gid = STRANGER;
     w.nodes[B].handle_mad(now, &path, &Mad::new(5, forged).encode());
     assert!(matches!(w.event(B), Some(Event::ConnectRequest { .. })));
-    // The node itself comes later.
+    // The node itself connects later.
     let a = connect(&mut w);
     let (b, _) = request(&mut w);
     accept(&mut w, b);
@@ -1316,7 +1316,7 @@ fn the_guid_of_another_node_is_worth_nothing() {
     assert!(!attributes(&w, B).contains(&Dreq::ATTRIBUTE));
 }
 
-// Goal: a REJ without our id comes from a peer that never received the id; the peer of an established connection has received it.
+// Goal: a REJ without this side's id comes from a peer that never received the id; the peer of an established connection has received it.
 #[test]
 fn a_rejection_by_guid_ends_no_connection_that_stands() {
     let mut w = world();
@@ -1363,7 +1363,7 @@ fn a_guess_costs_an_entry() {
     }
     inject(&mut w, B, 1, right);
     assert_eq!((w.event(B), count(&w, B, Counter::NoResources)), (None, 1));
-    // When there is room again, a peer that has come back is recognized.
+    // When the table has room again, a peer that has come back is recognized.
     w.run(Limits::default().half_open_time);
     while w.event(B).is_some() {}
     w.restart(A, config(A));
@@ -1390,7 +1390,7 @@ fn a_datagram_service_answers_for_itself() {
     assert!(matches!(w.event(A), Some(Event::SidrReply { id, qpn: B_QPN, .. }) if id == a));
 }
 
-// Goal: whatever state a connection is given up in, the peer learns it and nothing is left.
+// Goal: in whatever state a connection is destroyed, the peer learns it and nothing is left.
 #[test]
 fn given_up_in_every_state() {
     // REQ sent: the peer may have the request already.
@@ -1428,7 +1428,7 @@ fn given_up_in_every_state() {
     assert_eq!(w.event(A), Some(Event::TimeWaitExit { id: a, qpn: A_QPN }));
     assert_eq!(w.event(B), Some(Event::TimeWaitExit { id: b, qpn: B_QPN }));
 
-    // REP sent, the RTU on its way: the peer believes that it is established, and then learns that it is not.
+    // REP sent, the RTU on its way: the peer believes that the connection is established, and then learns that it is not.
     let a = connect(&mut w);
     let (b, _) = request(&mut w);
     accept(&mut w, b);
@@ -1443,7 +1443,7 @@ fn given_up_in_every_state() {
     while w.event(A).is_some() || w.event(B).is_some() {}
     assert_eq!((w.nodes[A].connections(), w.nodes[B].connections()), (0, 0));
 
-    // Established, with the first DREQ lost: it is repeated though no program waits for it.
+    // Established, with the first DREQ lost: it is repeated although no program waits for it.
     let a = connect(&mut w);
     let (b, _) = request(&mut w);
     accept(&mut w, b);
@@ -1459,7 +1459,7 @@ fn given_up_in_every_state() {
     assert_eq!((w.nodes[A].connections(), w.nodes[B].connections()), (0, 0));
 }
 
-/// A REQ of a made-up peer.
+/// A REQ of a peer that does not exist.
 fn forged(i: u32) -> Req {
     let mut req = Req {
         local_comm_id: i + 1,
@@ -1478,8 +1478,8 @@ fn forged(i: u32) -> Req {
     req
 }
 
-// Goal: a flood of requests costs a bounded number of entries and gets the right reasons; an established connection
-// works all the while, and afterwards others can be made.
+// Goal: a flood of requests costs a bounded number of entries, and the refusals have the right reasons. An established connection works
+// all the while, and afterwards others can be made.
 #[test]
 fn a_flood_of_requests() {
     let mut w = MadWorld::new(1, 2, MadFaults::NONE, |node| {
@@ -1505,7 +1505,7 @@ fn a_flood_of_requests() {
     let (backlog, machine) = (count(&w, B, Counter::BacklogFull), count(&w, B, Counter::NoResources));
     assert_eq!(backlog + machine + 100, 20_000);
     assert!(backlog > 0 && machine > 0, "both limits were met");
-    // A connection that is there is not touched.
+    // The established connection is unaffected.
     let now = w.now;
     w.nodes[A].disconnect(now, a, b"").unwrap();
     w.run(MOMENT);
@@ -1514,7 +1514,7 @@ fn a_flood_of_requests() {
         .filter(|e| matches!(e, Event::Disconnected { id, .. } if *id == b))
         .collect();
     assert_eq!(ended.len(), 1);
-    // Without a decision they end; there is room again.
+    // Requests without a decision time out, and then the table has room again.
     w.run(Duration::from_secs(130));
     assert_eq!((w.nodes[B].half_open(), w.nodes[B].connections()), (0, 0));
     while w.event(B).is_some() {}
@@ -1523,7 +1523,7 @@ fn a_flood_of_requests() {
     request(&mut w);
 }
 
-// Goal: if events and MADs are not taken, nothing grows without bound.
+// Goal: if events and MADs are not polled, nothing grows without bound.
 #[test]
 fn a_flood_that_nobody_looks_at() {
     let mut w = world();
@@ -1546,7 +1546,7 @@ fn a_flood_that_nobody_looks_at() {
     let limits = node.config().limits.clone();
     // Each request that was admitted may end with one more event.
     assert!(events <= limits.events + limits.half_open + limits.sidr, "{events} events");
-    // Answers to strangers, and as many MADs of connections.
+    // Answers to unknown peers, and as many MADs of connections.
     assert!(sends <= 2 * limits.sends, "{sends} MADs");
     assert!(node.half_open() <= 16 && node.sidr_exchanges() <= limits.sidr);
 }
@@ -1576,7 +1576,7 @@ fn replayed_mads_change_nothing() {
     w.nodes[B].disconnect(now, b, b"").unwrap();
     w.run(MOMENT);
     assert!(matches!(w.event(A), Some(Event::Disconnected { id, .. }) if id == a));
-    // After the end: the REQ is a new request, whose REP is not expected; it ends by itself.
+    // After the end, the recorded REQ is a new request. Nobody expects its REP, and it times out.
     w.run(Duration::from_secs(2));
     while w.event(A).is_some() || w.event(B).is_some() {}
     for mad in log.iter().filter(|s| s.from == A) {
@@ -1633,7 +1633,7 @@ fn misuse_is_refused_and_changes_nothing() {
     assert_eq!(w.nodes[B].accept(now, b, &long), Err(Error::PrivateData { given: 197, max: 196 }));
     w.nodes[B].close_listener(listener).unwrap();
     assert_eq!(w.nodes[B].close_listener(listener), Err(Error::NoListener(listener)));
-    // A request that came before the listener ended can still be accepted.
+    // A request that arrived before the listener ended can still be accepted.
     accept(&mut w, b);
     assert!(matches!(w.nodes[B].accept(now, b, &Accept::new(B_QPN)), Err(Error::State { .. })));
     response(&mut w);
@@ -1642,7 +1642,7 @@ fn misuse_is_refused_and_changes_nothing() {
     assert!(matches!(w.event(B), Some(Event::Established { .. })));
 }
 
-// Each table of the machine is full with one: the next is refused, and the first stays.
+// Goal: with one entry each table of the machine is full: the next entry is refused, and the first stays.
 #[test]
 fn full_tables_refuse() {
     let limits = Limits { connections: 1, listeners: 1, sidr: 1, ..Limits::default() };
@@ -1706,7 +1706,7 @@ fn counters_blame_nobody_else() {
     connect(&mut w);
     w.run(Duration::from_secs(121));
     assert_eq!(counts(&w, A, [Counter::Unreachable, Counter::Undecided]), [2, 0]);
-    // The peer asks again, without the connection that was not established yet.
+    // The peer requests a connection again, without the one that was not established yet.
     let mut w = world();
     listen(&mut w);
     connect(&mut w);
@@ -1715,12 +1715,12 @@ fn counters_blame_nobody_else() {
     inject(&mut w, B, tid ^ 5, Req { local_comm_id: req.local_comm_id ^ 5, ..req });
     assert!(matches!(w.event(B), Some(Event::Rejected { reason: Reason::STALE_CONNECTION, .. })));
     assert_eq!(counts(&w, B, [Counter::RejectedByPeer, Counter::Stale]), [0, 1]);
-    // It accepts with a queue pair that is connected.
+    // The peer accepts with a queue pair that is connected already.
     let mut w = world();
     established(&mut w);
     accept_with_connected_qp(&mut w);
     assert_eq!(counts(&w, A, [Counter::RejectedByPeer, Counter::Stale]), [0, 1]);
-    // What waits for the port is not sent again; what is sent once has no room in a queue that is full.
+    // A message that waits for the port is not sent again; a message that is sent only once is lost if the queue is full.
     let limits = Limits { sends: 1, ..Limits::default() };
     let mut node = Machine::new(Config { limits, ..config(A) });
     node.connect(Instant::ZERO, &to_b(A_QPN)).unwrap();

@@ -1,4 +1,4 @@
-//! Connection management as Linux speaks it: every MAD of the captures decoded, and built again byte for byte.
+//! Connection management as Linux implements it: every MAD of the captures is decoded, and built again byte for byte.
 //!
 //! `testdata/pcap/README.md` says where the captures come from.
 
@@ -17,7 +17,7 @@ use stack::id::{Gid, Mtu, Qpn};
 use stack::time::Instant;
 use stack::wire::{Ingress, locate};
 
-/// A MAD and the addresses it went between.
+/// A MAD, and the addresses of its sender and receiver.
 struct Captured {
     mad: Vec<u8>,
     src: Gid,
@@ -73,7 +73,7 @@ fn first(name: &str, attribute: u16) -> (Captured, Mad) {
     (captured, mad)
 }
 
-// Goal: no field is read from or written to a wrong place, and reserved fields stay: a MAD of Linux is rebuilt from its fields.
+// Goal: no field is read from or written to a wrong place, and reserved fields are kept: a MAD of Linux is rebuilt from its fields.
 #[test]
 fn every_mad_is_rebuilt_byte_for_byte() {
     let mut seen = BTreeMap::new();
@@ -93,7 +93,7 @@ fn every_mad_is_rebuilt_byte_for_byte() {
     assert_eq!(seen, BTreeMap::from(expected));
 }
 
-// Goal: the fields have the values of the tools' output beside the capture.
+// Goal: the fields have the values in the tools' output that is stored beside the capture.
 #[test]
 fn m02_m05_a_request_of_linux() {
     let (captured, mad) = first("cm-rping", 0x10);
@@ -139,7 +139,7 @@ fn m25_a_datagram_service_of_linux() {
     assert_eq!((rep.service_id, reply.tid), (req.service_id, request.tid));
 }
 
-/// A machine in the place of the node with this address.
+/// A machine in the role of the node with this GUID.
 fn machine(guid: u64) -> Machine {
     Machine::new(Config { ca_guid: guid, seed: 5, mtu: Mtu::Mtu1024, ..Config::default() })
 }
@@ -148,12 +148,12 @@ fn path(from: &Captured) -> stack::cm::Path {
     stack::cm::Path { sgid: from.src, dgid: from.dst, hop_limit: 64, ..Default::default() }
 }
 
-/// From the receiver's side.
+/// The path as the receiver of `from` sees it.
 fn path_here(from: &Captured) -> stack::cm::Path {
     stack::cm::Path { sgid: from.dst, dgid: from.src, ..Default::default() }
 }
 
-// Goal: for the same connection our machine sends the bytes that Linux sent, but for the numbers that are drawn.
+// Goal: for the same connection our machine sends the bytes that Linux sent, except for randomly drawn numbers.
 #[test]
 fn m08_our_request_is_that_of_linux() {
     for name in ["cm-rping", "ipv6-rping", "vlan-rping", "cm-ucmatose"] {
@@ -184,7 +184,7 @@ fn m08_our_request_is_that_of_linux() {
     }
 }
 
-// Goal: a request of Linux is understood, and our answer is that of Linux but for the numbers that are drawn.
+// Goal: a request of Linux is understood, and our answer is that of Linux except for randomly drawn numbers.
 #[test]
 fn m07_our_reply_to_linux_is_that_of_linux() {
     for name in ["cm-rping", "ipv6-rping", "cm-ucmatose"] {

@@ -1,4 +1,4 @@
-//! What several hosts share has a share for each of them: a host that takes all it can get of a table keeps nobody else out.
+//! Tables that several hosts share give each host a share: a host that takes all it can get of a table keeps no other host out.
 
 use core::time::Duration;
 
@@ -28,7 +28,7 @@ fn world(limits: &Limits, backlog: u32) -> MadWorld {
     w
 }
 
-/// The host that sends number `i`: one and the same, or one that is made up for each.
+/// Which host sends message `i`: the same for all, or a made-up host for each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum From {
     OneHost,
@@ -88,8 +88,8 @@ fn requests(w: &mut MadWorld) -> Vec<ConnId> {
         .collect()
 }
 
-/// The honest client connects so many times: at once where one host has filled a table, and one by one where made-up hosts did, of which
-/// each has as much as an honest one.
+/// The honest client makes `connections` connections: at once if one host has filled a table; one by one if made-up hosts have, because
+/// each of those has the same share as an honest host.
 fn connects(w: &mut MadWorld, from: From, connections: u32) {
     requests(w);
     match from {
@@ -99,7 +99,7 @@ fn connects(w: &mut MadWorld, from: From, connections: u32) {
     assert_eq!(w.nodes[SERVER].counters().get(Counter::Established), u64::from(connections));
 }
 
-/// The server accepts what still waits when all have arrived.
+/// The client connects all at once; the server accepts the requests that still wait when all have arrived.
 fn connects_at_once(w: &mut MadWorld, numbers: std::ops::Range<u32>) {
     let connections = numbers.len();
     for i in numbers.clone() {
@@ -128,8 +128,8 @@ fn connects_at_once(w: &mut MadWorld, numbers: std::ops::Range<u32>) {
     assert_eq!(up, connections);
 }
 
-// Goal: requests that are accepted and never established, or never decided, fill the table of half-open connections; a new host is
-// served at once, and as many of its connections as are its share.
+// Goal: requests that are accepted and never established, or never decided, fill the table of half-open connections. A new host is
+// served at once, with as many connections as its share.
 #[test]
 fn half_open_connections_of_one_host_keep_no_other_host_out() {
     let limits = Limits { half_open: 100, ..Limits::default() };
@@ -155,7 +155,7 @@ fn half_open_connections_of_one_host_keep_no_other_host_out() {
     }
 }
 
-// Goal: the same of a listener's backlog.
+// Goal: the same for a listener's backlog.
 #[test]
 fn requests_of_one_host_at_a_listener_keep_no_other_host_out() {
     for from in [From::OneHost, From::ManyHosts] {
@@ -165,13 +165,13 @@ fn requests_of_one_host_at_a_listener_keep_no_other_host_out() {
         }
         assert_eq!(w.nodes[SERVER].half_open(), 20);
         connects(&mut w, from, 10);
-        // What had to go was told to the program and to its host.
+        // Each dropped request was reported to the program and refused to its host.
         let count = |counter| w.nodes[SERVER].counters().get(counter);
         assert_eq!(count(Counter::Undecided), count(Counter::PushedOut));
     }
 }
 
-// Goal: the same of requests for a datagram service.
+// Goal: the same for requests for a datagram service.
 #[test]
 fn requests_for_datagrams_of_one_host_keep_no_other_host_out() {
     let limits = Limits { sidr: 50, ..Limits::default() };
@@ -186,7 +186,7 @@ fn requests_for_datagrams_of_one_host_keep_no_other_host_out() {
         for _ in 0..20 / at_once {
             ask(&mut w, at_once);
         }
-        // And a request of the server's own has room.
+        // The server's own request has room as well.
         let path: Path = MadWorld::path(SERVER, CLIENT);
         let (timing, ip, private_data) = (Timing::default(), Some(header(CLIENT)), Vec::new());
         let own = SidrRequest { service_id: DATAGRAMS, path, timing, ip, private_data };
@@ -195,7 +195,7 @@ fn requests_for_datagrams_of_one_host_keep_no_other_host_out() {
     }
 }
 
-/// The honest client asks for a datagram service so many times at once, and the server answers.
+/// The honest client sends `requests` requests for a datagram service at once, and the server answers.
 fn ask(w: &mut MadWorld, requests: u8) {
     for i in 0..requests {
         let request = SidrRequest {
@@ -224,8 +224,8 @@ fn ask(w: &mut MadWorld, requests: u8) {
     assert_eq!((asked, answered.count()), (requests, requests.into()));
 }
 
-// Goal: connections that a host began and ended, with the longest rest that it can ask for, keep no other host out; and what is
-// established ends for nobody.
+// Goal: connections that a host began and ended, with the longest TIMEWAIT that it can request, keep no other host out; and no
+// established connection is ended for another.
 #[test]
 fn resting_connections_of_one_host_keep_no_other_host_out() {
     let limits = Limits { connections: 60, ..Limits::default() };
@@ -240,7 +240,7 @@ fn resting_connections_of_one_host_keep_no_other_host_out() {
                 w.nodes[SERVER].established(now, id).unwrap();
                 w.nodes[SERVER].disconnect(now, id, b"").unwrap();
             }
-            // Its DREP: the answer to the DREQ.
+            // The host's DREP: the answer to the DREQ.
             w.pump();
             let last = w.log.as_ref().and_then(|log| log.last().cloned());
             if let Some(Message::Dreq(dreq)) = last.map(|sent| sent.mad().message) {
@@ -277,7 +277,7 @@ fn resting_connections_of_one_host_keep_no_other_host_out() {
     }
 }
 
-// Goal: answers to a host that asks more than can be sent take the room of nobody else's answers.
+// Goal: answers to a host that sends more requests than can be answered do not take the room of answers to others.
 #[test]
 fn answers_to_one_host_keep_no_other_answer_out() {
     let limits = Limits { sends: 64, ..Limits::default() };
@@ -290,7 +290,7 @@ fn answers_to_one_host_keep_no_other_answer_out() {
     for _ in 0..10 {
         w.nodes[SERVER].handle_mad(now, &MadWorld::path(SERVER, CLIENT), &refused(CLIENT));
     }
-    // A connection's own message has room too.
+    // A message of a connection has room, too.
     w.nodes[SERVER].handle_mad(now, &MadWorld::path(SERVER, CLIENT), &Mad::new(1, req(CLIENT, 5)).encode());
     let request = w.nodes[SERVER].poll_event();
     let Some(Event::ConnectRequest { id, .. }) = request else { panic!("{request:?}") };

@@ -20,7 +20,7 @@ const SERVICE: ServiceId = ServiceId::new(PortSpace::Tcp, 7);
 const SIZE: usize = 3000;
 const SLOT: usize = 4096;
 const MESSAGES: u64 = 12;
-/// For one connection: more than all repetitions of a request take.
+/// Time limit for one connection: more than all repetitions of a request take.
 const LIMIT: Duration = Duration::from_secs(100);
 
 /// One end of a connection: its queue pair, buffers and progress.
@@ -93,8 +93,8 @@ struct Outcome {
     unmasked: u64,
 }
 
-/// Connections one after the other: connected over queue pair 1, used in both directions, disconnected. A third host tells
-/// `lies` lies for each MAD.
+/// Makes connections one after the other: connected over queue pair 1, used in both directions, disconnected. A third host sends
+/// `lies` forged messages for each MAD.
 fn story(
     seed: u64,
     ipv6: bool,
@@ -124,7 +124,7 @@ fn story(
         let path = managers[0].path(&w, 1);
         let request = Connect {
             ip: Some(IpHeader { src_port: 5, src: path.sgid.to_ip(), dst: path.dgid.to_ip() }),
-            // All repetitions together take two seconds: an address may have to be resolved twice meanwhile.
+            // All repetitions together take two seconds, because an address may have to be resolved twice in that time.
             timing: Timing {
                 packet_lifetime: 8,
                 remote_response: 15,
@@ -149,7 +149,7 @@ fn story(
                                 || number % 5 == 4
                                 || request.path.dgid != path.sgid =>
                         {
-                            // From a late REQ, one that is refused here, or the third host. The peer may have withdrawn it
+                            // From a late REQ, from a refused one, or from the third host. The peer may have withdrawn the request
                             // already.
                             let _ = managers[node].machine.destroy(now, id);
                         }
@@ -196,7 +196,7 @@ fn story(
                     managers[node].machine.established(now, id).unwrap();
                 }
             }
-            // The target reads from the host, as storage does: the peer granted it that right.
+            // The target reads from the host, as in storage: the host granted it that right.
             if ends[1].up && ends[1].received == MESSAGES && ends[1].sent == MESSAGES {
                 ends[1].sent += 1;
                 let remote = w.nodes[0].mr(ends[0].mr);
@@ -268,8 +268,8 @@ fn m12_m14_m18_connections_over_a_bad_link() {
     assert!(early > 0, "data before the RTU never came");
 }
 
-// Goal: a third host answers each MAD that it sees, from an address of its own, to real shards: it makes, changes and ends no
-// connection, and the two ends exchange all of their messages meanwhile.
+// Goal: a third host answers each MAD that it sees, from an address of its own, to real shards. It makes, changes and ends no connection,
+// and meanwhile the two ends exchange all of their messages.
 #[test]
 fn a_third_host_ends_no_connection_of_whole_stacks() {
     let mut unmasked = 0;

@@ -25,15 +25,15 @@ const DATAGRAMS: ServiceId = ServiceId::new(PortSpace::Udp, 53);
 /// The phase of one side of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
-    /// Active: the REQ is out. Passive: the REP is.
+    /// The REQ (active side) or the REP (passive side) was sent.
     Waiting,
     /// The program has to decide.
     Deciding,
-    /// Established.
+    /// Established on this side.
     Up,
-    /// We disconnect.
+    /// This side disconnects.
     Closing,
-    /// Over, and the side knows it.
+    /// Over, and this side knows it.
     Over,
 }
 
@@ -44,9 +44,9 @@ struct Side {
     qpn: Option<Qpn>,
     phase: Phase,
     was_up: bool,
-    /// When the program does its next step.
+    /// When the program takes its next step.
     due: Instant,
-    /// Queue pair at the other end, once known.
+    /// Queue pair of the other end, once known.
     remote: Option<Qpn>,
 }
 
@@ -74,28 +74,28 @@ struct Run {
     timing: Timing,
     base: Config,
     sides: Vec<BTreeMap<ConnId, Side>>,
-    /// Sides that are over and whose id has ended, of this life of the node.
+    /// Sides that are over and whose id has ended, since the node's last start.
     gone: Vec<BTreeSet<ConnId>>,
-    /// Requests that will get an answer, and those of others that will get none.
+    /// Datagram service requests without a result yet: own requests, and requests of others that the program never answers.
     sidrs: Vec<BTreeSet<SidrId>>,
-    /// Queue pairs of each node and when they may be used again.
+    /// Queue pairs of each node in TIMEWAIT, and when they may be used again.
     rest: Vec<BTreeMap<Qpn, Instant>>,
     lives: Vec<u64>,
-    /// The sides of a number: active and passive. Those of nodes that died are left out.
+    /// The active side of each connection number. Numbers with a side on a node that died are in `excused`.
     active: BTreeMap<u32, (usize, ConnId)>,
     excused: BTreeSet<u32>,
     next_number: u32,
-    /// No MAD lives longer than queue pairs rest: a late one would end the next connection of its queue pair. Queue pairs that do
-    /// not rest, after a refusal or a restart, are not used again either before late copies of their REQs are gone.
+    /// Whether no MAD lives longer than TIMEWAIT: a late one would end the next connection of its queue pair. Queue pairs without a
+    /// TIMEWAIT, after a refusal or a restart, are also not reused until late copies of their REQs are gone.
     dies_in_time: bool,
-    /// When those late copies are gone.
+    /// When late copies of the REQs of a queue pair are gone.
     late: Vec<BTreeMap<Qpn, Instant>>,
     report: Report,
 }
 
-/// The longest time between two turns of a node.
+/// Longest time between two turns of a node.
 const TURN: Duration = Duration::from_millis(2);
-/// Queue pairs of a node.
+/// Number of queue pairs of a node.
 const QPS: u32 = 24;
 
 impl Run {
@@ -130,7 +130,7 @@ impl Run {
         base.limits.under_way = rng.pick(&[1, 4, 128]);
         base.limits.under_way_time = ms(rng.range(1, 200));
         let nodes = rng.range(2, 4) as usize;
-        // In half of the runs the network keeps the promise that TIMEWAIT relies on.
+        // In half of the runs the network keeps to the packet lifetime that TIMEWAIT relies on.
         let rest = code::time(code::ack_timeout(timing.packet_lifetime, base.ack_delay));
         let dies_in_time = rng.one_in(2);
         if dies_in_time {
@@ -175,11 +175,11 @@ impl Run {
         self.w.now.after_nanos(self.rng.below(max_ms * 1_000_000 + 1))
     }
 
-    /// A queue pair that the rules let us use now.
+    /// A queue pair that may be used now.
     fn free_qp(&mut self, node: usize) -> Option<Qpn> {
         let used: BTreeSet<Qpn> = self.sides[node].values().filter_map(|s| s.qpn).collect();
         let free: Vec<Qpn> = (0..QPS).map(|i| Qpn::new(0x100 + i)).filter(|q| !used.contains(q)).collect();
-        // The machine's rests and uses are exactly those that this test tracks: ours end with its event.
+        // To the machine an unused queue pair is busy exactly while this test expects its TIMEWAIT, which ends with the machine's event.
         for qpn in &free {
             let resting = self.rest[node].contains_key(qpn);
             assert_eq!(self.w.nodes[node].qp_busy(*qpn), resting, "node {node} {qpn:?}");
@@ -245,7 +245,7 @@ impl Run {
         self.report.sidr += 1;
     }
 
-    /// A side comes to its end; its queue pair rests, or does not.
+    /// Marks a side as over, with or without a TIMEWAIT of its queue pair.
     fn over(&mut self, node: usize, id: ConnId, rests: bool) {
         let side = self.sides[node].get_mut(&id).expect("a side that is there");
         assert_ne!(side.phase, Phase::Over, "{side:?} ends twice");
@@ -253,7 +253,7 @@ impl Run {
         side.due = Instant::FAR;
         let qpn = side.qpn.take();
         if rests {
-            // At the earliest after the time that its packets may live, which began in this turn.
+            // At the earliest after the lifetime of its packets, which began in this turn.
             let until = self.w.now.after(self.lifetime().saturating_sub(TURN));
             self.rest[node].insert(qpn.expect("only what was connected rests"), until);
         } else {
@@ -262,7 +262,7 @@ impl Run {
         }
     }
 
-    /// How long queue pairs rest.
+    /// Duration of TIMEWAIT.
     fn lifetime(&self) -> Duration {
         code::time(code::ack_timeout(self.timing.packet_lifetime, self.base.ack_delay))
     }
@@ -280,7 +280,7 @@ impl Run {
             match event {
                 Event::ConnectRequest { id, request, .. } => {
                     let number = u32::from_be_bytes(*request.private_data.first_chunk().unwrap());
-                    // A third host took up another node's request: that has no other side here.
+                    // A third host reused another node's request: such a request has no other side here.
                     let from = self.active.get(&number).map(|(from, _)| MadWorld::gid(*from));
                     let forged = from != Some(request.path.dgid);
                     let number = if forged { FORGED } else { number };
@@ -335,7 +335,7 @@ impl Run {
                 Event::TimeWaitExit { id, qpn } => {
                     assert!(self.gone[node].insert(id), "an id ends once");
                     let until = self.rest[node].remove(&qpn);
-                    // An established connection that was given up is disconnected first, and no event tells when that ends.
+                    // A destroyed established connection is disconnected first, and no event reports when that ends.
                     assert!(
                         until.is_some_and(|u| u <= now),
                         "node {node} {qpn:?} rested until {now:?}, not {until:?}"
@@ -350,7 +350,7 @@ impl Run {
                         private_data: Vec::new(),
                     };
                     match self.rng.below(4) {
-                        // It forgets to answer; the exchange ends by itself.
+                        // The program forgets to answer; the exchange times out.
                         0 => assert!(self.sidrs[node].insert(id), "an id comes once"),
                         1 => self.w.nodes[node].sidr_destroy(now, id).unwrap(),
                         _ => self.w.nodes[node].sidr_reply(now, id, &reply).unwrap(),
@@ -367,7 +367,7 @@ impl Run {
         }
     }
 
-    /// The program of one side does its next step.
+    /// The program of one side takes its next step.
     fn act(&mut self, node: usize, id: ConnId) {
         let now = self.w.now;
         let side = &self.sides[node][&id];
@@ -381,7 +381,7 @@ impl Run {
                 self.report.given_up += 1;
                 self.over(node, id, active);
             }
-            // It forgets to decide: that has to end by itself.
+            // The program forgets to decide; the request must time out.
             Phase::Deciding if choice == 2 => self.sides[node].get_mut(&id).unwrap().due = Instant::FAR,
             Phase::Deciding if active => {
                 self.w.nodes[node].confirm(now, id, b"").unwrap();
@@ -399,7 +399,7 @@ impl Run {
             }
             Phase::Waiting if active => self.give_up(node, id),
             Phase::Waiting => {
-                // Data of a peer that is established may come before its RTU.
+                // Data of a peer that is established may arrive before its RTU.
                 let qpn = side.qpn;
                 let peer_up = self.active.get(&number).and_then(|(n, id)| self.sides[*n].get(id));
                 let sends = peer_up.is_some_and(|p| p.phase == Phase::Up && p.remote == qpn);
@@ -416,7 +416,7 @@ impl Run {
             Phase::Up if choice == 0 => self.give_up(node, id),
             Phase::Up => match self.w.nodes[node].disconnect(now, id, b"") {
                 Ok(()) => self.sides[node].get_mut(&id).unwrap().phase = Phase::Closing,
-                // It has ended: the event is in the queue, or the other side is stale.
+                // The connection has ended: the event is in the queue, or the other side is stale.
                 Err(Error::State { .. }) => self.sides[node].get_mut(&id).unwrap().due = Instant::FAR,
                 Err(other) => panic!("{other}"),
             },
@@ -435,7 +435,7 @@ impl Run {
         self.over(node, id, rests);
     }
 
-    /// A node dies, or comes back without its state.
+    /// Ends a node, or restarts it without its state.
     fn death(&mut self, node: usize) {
         if !self.w.dead[node] {
             self.w.dead[node] = true;
@@ -467,7 +467,7 @@ impl Run {
             let due: Vec<ConnId> =
                 self.sides[node].iter().filter(|(_, s)| s.due <= now).map(|(id, _)| *id).collect();
             for id in due {
-                // The previous one may have ended this one.
+                // The previous step may have ended this side.
                 self.events(node);
                 if self.sides[node][&id].due <= now {
                     self.act(node, id);
@@ -488,7 +488,7 @@ impl Run {
         }
     }
 
-    /// An established connection ends only by its peer or its owner.
+    /// Checks that an established connection is ended only by its peer or its owner.
     fn check_end(&self, node: usize, side: &Side, how: Disconnect) {
         let by_owner = side.phase == Phase::Closing || !self.dies_in_time;
         let stands = |other: &&Side| {
@@ -508,7 +508,7 @@ impl Run {
         );
     }
 
-    /// No two connections of a node have one comm id, and none is zero: checked on the wire.
+    /// Checks on the wire that no two connections of a node have the same communication id, and that none is zero.
     fn check_ids(&mut self) {
         let mut owner: BTreeMap<(u64, usize, u32), u64> = BTreeMap::new();
         for sent in self.w.log.take().unwrap_or_default() {
@@ -520,14 +520,14 @@ impl Run {
             };
             assert_ne!(id, 0);
             let is_req = u64::from(matches!(mad.message, Message::Req(_)));
-            // Most connections of a run are alive or resting at the same time, so ids never repeat within it.
+            // Most connections of a run are alive or in TIMEWAIT at the same time, so ids never repeat within a run.
             let tid = owner.entry((is_req, sent.from, id)).or_insert(mad.tid);
             assert_eq!(*tid, mad.tid, "node {} used comm id {id:#x} for two connections", sent.from);
         }
         self.w.log = Some(Vec::new());
     }
 
-    /// Both sides agree, or the one that is not established knows why.
+    /// Checks that both sides agree, or that a side that is not established knows why.
     fn check_agreement(&self) {
         for (number, (node, id)) in &self.active {
             if self.excused.contains(number) {
@@ -561,7 +561,7 @@ impl Run {
             self.turn(true);
         }
         self.check_ids();
-        // The link has no faults again, and every node is there.
+        // The link loses nothing from now on, and every node is up.
         self.w.faults = MadFaults::NONE;
         for node in 0..self.w.nodes.len() {
             if self.w.dead[node] {
@@ -579,7 +579,7 @@ impl Run {
             assert!(matches!(side.phase, Phase::Up | Phase::Over), "{side:?} waits for ever");
         }
         self.check_agreement();
-        // Sides that are still established disconnect; then nothing may be left.
+        // Sides that are still established disconnect; after that nothing may be left.
         for node in 0..self.w.nodes.len() {
             let up: Vec<ConnId> =
                 self.sides[node].iter().filter(|(_, s)| s.phase == Phase::Up).map(|(id, _)| *id).collect();
@@ -645,7 +645,7 @@ fn m27_swarm_of_connections() {
         }
     }
     println!("{sum:?}");
-    // Each kind of end, and each kind of fault, came about.
+    // Each kind of end and each kind of fault has occurred.
     let all = [sum.connects, sum.established, sum.rejected, sum.unreachable, sum.given_up, sum.disconnected];
     assert!(all.iter().all(|n| *n > 100), "{sum:?}");
     assert!(sum.by_data > 0 && sum.deaths > 10 && sum.sidr_answered > 100 && sum.qp_waited > 100, "{sum:?}");
@@ -653,8 +653,8 @@ fn m27_swarm_of_connections() {
     assert!(sum.lies > 10_000 && sum.unmasked > 1000, "{sum:?}");
 }
 
-// Goal: the checker of ends fires: a forger that uses the peer's own address is believed, and connections end though neither side
-// ended them.
+// Goal: the checker of ends fires. A forger that uses the peer's own address is believed, so connections end although neither side ended
+// them.
 #[test]
 fn a_connection_that_neither_side_ended_is_noticed() {
     let noticed = (0..40).any(|seed| {
@@ -668,7 +668,7 @@ fn a_connection_that_neither_side_ended_is_noticed() {
     assert!(noticed);
 }
 
-// Goal: connects and disconnects by the thousand on few queue pairs; each rests before it is used again, nothing is left.
+// Goal: connects and disconnects by the thousand on few queue pairs: each has its TIMEWAIT before it is reused, and nothing is left.
 #[test]
 fn m27_a_thousand_connects_and_disconnects() {
     let mut w = MadWorld::new(3, 2, MadFaults::NONE, |node| Run::config(&Config::default(), node, 9));
@@ -716,7 +716,7 @@ fn m27_a_thousand_connects_and_disconnects() {
         let over = std::iter::from_fn(|| w.event(0))
             .any(|e| matches!(e, Event::Disconnected { id: i, .. } if i == id));
         assert!(over && w.nodes[0].qp_busy(qpn) && w.nodes[1].qp_busy(qpn));
-        // A little after the moment: the machine's clock began first.
+        // Slightly later than the moment: the machine's timer began earlier.
         ended.insert(qpn, now.after(w.faults.path.delay * 2));
         assert!(w.nodes[0].connections() <= 8 && w.nodes[1].connections() <= 8);
     }

@@ -1,10 +1,10 @@
-//! The list of conformance cases against the existing tests: no case may disappear silently.
+//! Checks the list of conformance cases against the existing tests: no case may disappear silently.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// How many cases each group has. A row that is lost from the list is missed here.
+/// Number of cases in each group, so that a row lost from the list is noticed.
 const GROUPS: &[(char, usize)] = &[
     ('P', 37),
     ('S', 39),
@@ -18,7 +18,7 @@ const GROUPS: &[(char, usize)] = &[
     ('I', 6),
 ];
 
-/// The reason of a case whose test is still to be written; it is ignored once there is a test.
+/// The reason of a case that has no test yet; ignored once a test exists.
 const DEBT: &str = "no test yet";
 
 fn root() -> PathBuf {
@@ -49,7 +49,7 @@ fn sources(dir: &Path, out: &mut Vec<PathBuf>) {
     }
 }
 
-/// The ids that a test's name starts with: `q13_q14_silent` has two.
+/// The ids at the beginning of a test's name: `q13_q14_silent` has two.
 fn ids_of(name: &str) -> Vec<String> {
     let is_id = |p: &&str| {
         let mut c = p.chars();
@@ -59,7 +59,7 @@ fn ids_of(name: &str) -> Vec<String> {
     name.split('_').take_while(is_id).map(str::to_uppercase).collect()
 }
 
-/// Every function with `#[test]` in the source of the libraries: id to tests.
+/// Every function with `#[test]` in the sources of the libraries, by conformance id.
 fn tests() -> BTreeMap<String, Vec<String>> {
     let mut files = Vec::new();
     for dir in
@@ -135,8 +135,8 @@ fn ids_are_what_a_name_starts_with() {
     assert!(ids_of("qp_states").is_empty() && ids_of("n01_x").is_empty() && ids_of("a_q13").is_empty());
 }
 
-// Goal: the script's table shows what happened in a log: a failure is not hidden by a success of the same name, a test that is
-// listed but did not run has no result, and the debts are counted.
+// Goal: the script's table shows the results in a log: a success does not hide a failure of the same name, a test that is listed but did
+// not run has no result, and cases without a test are counted.
 #[test]
 fn the_table_tells_the_results() {
     let dir = std::env::temp_dir().join(format!("conformance-{}", std::process::id()));

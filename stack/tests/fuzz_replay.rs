@@ -1,7 +1,7 @@
-//! Replays the inputs that fuzzing found worth keeping, and changes them a little, on stable Rust.
+//! Replays the inputs that fuzzing kept, and variations of them, on stable Rust.
 //!
-//! `stack/fuzz/corpus/TARGET.hex` has an input a line; `scripts/fuzz` finds new ones. `FUZZ_RUNS` sets how many
-//! changed inputs follow.
+//! `stack/fuzz/corpus/TARGET.hex` has one input a line; `scripts/fuzz` finds new ones. `FUZZ_RUNS` sets the number of varied
+//! inputs.
 
 use sim::fuzz::{TARGETS, replay};
 
@@ -65,7 +65,7 @@ fn fuzz_corpus_host_links() {
     replay("host_links");
 }
 
-// Goal: a target that is added is replayed too.
+// Goal: a new target is replayed, too.
 #[test]
 fn every_target_is_replayed() {
     let me = include_str!("fuzz_replay.rs");

@@ -1,6 +1,6 @@
-//! Packets that another implementation sent, taken apart and built again byte for byte.
+//! Packets of another implementation are decoded and built again, byte for byte.
 //!
-//! `testdata/pcap/README.md` has their sources.
+//! `testdata/pcap/README.md` names their sources.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use pcap_file::pcap::PcapReader;
 use stack::wire::{Ingress, Kind, Row, Template, icrc, locate};
 
-/// Files, their frames, and how many of these are RoCEv2.
+/// Files, each with the number of its frames, and of its RoCEv2 frames.
 #[rustfmt::skip]
 const FILES: [(&str, usize, usize); 67] = [
     ("rc-send-pingpong", 30, 30),
@@ -81,7 +81,7 @@ const FILES: [(&str, usize, usize); 67] = [
     ("k7-nvme-connect", 196, 196),
 ];
 
-/// All frames, and those of RoCEv2.
+/// The total of all frames, and of RoCEv2 frames.
 const TOTAL: (usize, usize) = (1824, 1818);
 
 fn directory() -> PathBuf {
@@ -101,7 +101,7 @@ fn frames(name: &str) -> Vec<Vec<u8>> {
     frames
 }
 
-/// Whether the packet's ICRC is soft-RoCE's own: see the README.
+/// Whether soft-RoCE computes the packet's ICRC differently: see the README.
 fn is_quirk(name: &str, row: &Row) -> bool {
     name == "case-flush" && row.kind == Kind::Flush
 }

@@ -1,4 +1,4 @@
-//! A queue pair number that an ended connection still reserves (TIMEWAIT) is not given out.
+//! A queue pair number that an ended connection still reserves (TIMEWAIT) is not assigned to a new queue pair.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -7,7 +7,7 @@ use stack::device::{
     CqInit, Device, DeviceConfig, DeviceError, Drive, Policies, QpCap, QpInit, QpType, Qpn, Service,
 };
 
-/// Holds the first `refuse` numbers that it is called with.
+/// Reserves the first `refuse` numbers that it is called with.
 struct Holder {
     refuse: usize,
     asked: Mutex<Vec<Qpn>>,
@@ -22,8 +22,8 @@ impl Service for Holder {
     }
 }
 
-/// Makes one queue pair on a device that has room for one: its number, or the error; and the numbers that the service was called
-/// with.
+/// Creates a queue pair on a device with room for one. Returns its number, or the error; and the numbers with which the service was
+/// called.
 fn draw(refuse: usize) -> (Result<Qpn, DeviceError>, Vec<Qpn>) {
     let config = DeviceConfig::loopback().qps_per_shard(1);
     let device = Device::open(config.drive(Drive::Embedded)).unwrap();
@@ -46,7 +46,7 @@ fn draw(refuse: usize) -> (Result<Qpn, DeviceError>, Vec<Qpn>) {
     let made = pd.create_qp(&init(QpType::Rc));
     let asked = holder.asked.lock().unwrap().clone();
     let qpn = made.as_ref().map(|qp| qp.qpn()).map_err(Clone::clone);
-    // In any case the one place is still there.
+    // In any case the only slot is still free.
     drop(made);
     device.uninstall();
     pd.create_qp(&init(QpType::Rc)).expect("no slot is lost");

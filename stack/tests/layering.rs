@@ -1,4 +1,4 @@
-//! The architecture as a test: imports point down, and `unsafe` stays in the files that are listed here.
+//! Checks the architecture: imports point down, and `unsafe` stays in the files that are listed here.
 
 use std::fmt::Debug;
 use std::fs;
@@ -8,7 +8,7 @@ use stack::net::NetCounter;
 use stack::proto::fault::Fault;
 use stack::wire::Discard;
 
-/// Each module of the stack and what it may import, `id`, `time`, `config` and `mark` aside, which all may.
+/// Each module of the stack, and the modules that it may import in addition to `id`, `time`, `config` and `mark`.
 const LAYERS: &[(&str, &[&str])] = &[
     ("id", &[]),
     ("mark", &[]),
@@ -32,57 +32,57 @@ const LAYERS: &[(&str, &[&str])] = &[
 ];
 const COMMON: &[&str] = &["id", "time", "config", "mark", "runtime"];
 
-/// The files, and the folders, in which `unsafe` may be.
+/// The files and folders that may contain `unsafe`.
 const UNSAFE: &[&str] = &[
     // The bindings of DPDK, and the port on them.
     "dpdk-sys/src/",
     "stack/src/port/dpdk/",
-    // Between threads: the ring, the claim and its fence.
+    // Shared between threads: the ring, the claim and its fence.
     "stack/src/sync/spsc.rs",
     "stack/src/sync/claim.rs",
     "stack/src/sync/asymmetric.rs",
-    // Event descriptors, huge pages, prefetches.
+    // Event file descriptors, huge pages, prefetches.
     "stack/src/sync/eventfd.rs",
     "stack/src/sync/huge.rs",
     "stack/src/sync/prefetch.rs",
-    // Threads that handle no signal.
+    // Threads that handle no signals.
     "stack/src/sync/apart.rs",
-    // Handlers of forks.
+    // Fork handlers.
     "stack/src/sync/process.rs",
     "stack/src/sync/scheduling.rs",
     "stack/src/sync/unforked.rs",
-    // Who the peer of a socket is, and whether it lives; the memory that the processes of a host share.
+    // Which process is the peer of a socket, and whether it lives; memory that the processes of a host share.
     "stack/src/port/share.rs",
     "stack/src/registry/sys.rs",
     "stack/src/registry/memory.rs",
-    // Frames; a memif's shared memory, and the wake-up of its peer; requests about network interfaces; system calls of UDP sockets.
+    // Frames; the shared memory of a memif, and the event of its peer; requests about network interfaces; system calls of UDP sockets.
     "stack/src/port/frame.rs",
     "stack/src/port/memif/ring.rs",
     "stack/src/port/memif/shm.rs",
     "stack/src/port/memif/wake.rs",
     "stack/src/port/netdevice.rs",
     "stack/src/port/udp/sys.rs",
-    // Memory that others write: accesses by us and by the kernel, the promise that it stays valid, the copies of a shard.
+    // Memory that others write: accesses by this process and by the kernel, the promise that it stays valid, the copies of a shard.
     "stack/src/racy.rs",
     "stack/src/racy/kernel.rs",
     "stack/src/mem/range.rs",
     "stack/src/shard/copy.rs",
-    // The turn boundary after which a revoked key is no longer used; what the helper asks of the scheduler.
+    // The turn boundary after which a revoked key is no longer used; scheduling requests of the helper thread.
     "stack/src/device/claim.rs",
-    // A process that starts the owner of an XRC domain, and is gone.
+    // A process that starts the owner of an XRC domain and exits.
     "stack/src/xrc/spawn.rs",
     // The CRC.
     "stack/src/crc.rs",
     "stack/src/crc/",
     "stack/src/wire/clmul.rs",
-    // Registration of memory, and bytes of the program that a post copies.
+    // Registration of memory; program memory that a post copies.
     "verbs/src/local_bytes.rs",
     "verbs/src/memory.rs",
     "verbs/src/populate.rs",
     "verbs/src/mr.rs",
-    // Buffers that belong to an io_uring.
+    // Buffers registered with an io_uring.
     "apps/nvmf-target/src/store/ring.rs",
-    // The C face, to which everything comes as a pointer; functions of the C library that name files.
+    // The C face, whose callers pass pointers; functions of the C library that take file names.
     "verbs/c/src/",
     "verbs/paths/src/",
     // Registration in the simulator, in tests and in benchmarks; epoll and fork in tests.
@@ -95,7 +95,7 @@ const UNSAFE: &[&str] = &[
     "benches/src/lib.rs",
 ];
 
-/// Crates and what of this workspace they may use; `sim` and `tools` also where only tests are.
+/// Crates, and the crates of this workspace that each may use; `sim` and `tools` also in tests.
 const CRATES: &[(&str, &[&str])] = &[
     ("dpdk-sys", &[]),
     ("stack", &["dpdk_sys"]),
@@ -107,9 +107,9 @@ const CRATES: &[(&str, &[&str])] = &[
     ("apps/manual", &["apps", "nvmf_target"]),
     ("apps/nvmf", &[]),
     ("apps/nvmf-target", &["apps", "nvmf", "verbs"]),
-    // What the scripts measure and try with.
+    // What the scripts measure and test with.
     ("apps/tools", &["apps", "verbs"]),
-    // The fuzz targets of all crates, in a workspace of their own.
+    // The fuzz targets of all crates, in a separate workspace.
     ("stack/fuzz", &["stack", "sim", "verbs", "apps", "nvmf"]),
 ];
 
@@ -136,7 +136,7 @@ fn code(path: &Path) -> Vec<(usize, String)> {
     lines.filter(|(_, l)| !l.trim().is_empty()).collect()
 }
 
-/// Whether `word` stands in `line` as a word of its own.
+/// Whether `word` stands in `line` as a whole word.
 fn has_word(line: &str, word: &str) -> bool {
     line.match_indices(word).any(|(at, _)| {
         let edge = |c: Option<char>| !c.is_some_and(|c| c.is_alphanumeric() || c == '_');
@@ -144,7 +144,7 @@ fn has_word(line: &str, word: &str) -> bool {
     })
 }
 
-/// The items of a list, behind the brace that begins it.
+/// The items of a list, from the text after its opening brace.
 fn items(list: &str) -> Vec<&str> {
     let (mut items, mut from, mut depth) = (Vec::new(), 0, 0);
     for (at, c) in list.char_indices() {
@@ -160,7 +160,7 @@ fn items(list: &str) -> Vec<&str> {
     items
 }
 
-/// The paths that a text begins with: `a::{b, c::D};` are `a::b` and `a::c::D`.
+/// The paths at the beginning of a text: `a::{b, c::D};` begins with `a::b` and `a::c::D`.
 fn paths(text: &str) -> Vec<String> {
     if let Some(list) = text.strip_prefix('{') {
         return items(list).into_iter().filter(|item| !item.is_empty()).flat_map(paths).collect();
@@ -172,7 +172,7 @@ fn paths(text: &str) -> Vec<String> {
     }
 }
 
-/// Modules that `crate::{a, b::c}` and `crate::a::b` import from on one line of code.
+/// The modules from which `crate::{a, b::c}` and `crate::a::b` on one line of code import.
 fn imported(line: &str) -> Vec<String> {
     let all = line.match_indices("crate::").flat_map(|(at, start)| paths(&line[at + start.len()..]));
     all.filter_map(|path| path.split("::").next().map(str::to_string)).collect()
@@ -210,7 +210,7 @@ fn imports_point_down() {
     assert!(wrong.is_empty(), "imports that point up:\n{}", wrong.join("\n"));
 }
 
-/// The file of an item, by a path that begins in a folder.
+/// The file that declares an item, from a path that begins in a folder.
 fn file_of(folder: &Path, path: &str) -> PathBuf {
     let own = |folder: &Path| match folder.with_extension("rs") {
         file if file.is_file() => file,
@@ -232,7 +232,7 @@ fn file_of(folder: &Path, path: &str) -> PathBuf {
     found
 }
 
-/// The code of a file without its tests, which come last, and without other items that only tests have.
+/// The code of a file without its tests, which come last, and without other items that only tests compile.
 fn without_tests(lines: impl Iterator<Item = String>) -> String {
     let (mut text, mut lines) = (String::new(), lines);
     while let Some(line) = lines.next() {
@@ -240,7 +240,7 @@ fn without_tests(lines: impl Iterator<Item = String>) -> String {
             text += &(line + "\n");
             continue;
         }
-        // Its item ends with its first line, or with a brace in the same column.
+        // The item ends with its first line, or with a closing brace in the same column.
         let ends = format!("{}}}", " ".repeat(line.len() - line.trim_start().len()));
         let first = lines.find(|line| !line.trim_start().starts_with('#')).unwrap_or_default();
         if !first.ends_with([';', ',']) && !first.ends_with("}") {
@@ -250,19 +250,19 @@ fn without_tests(lines: impl Iterator<Item = String>) -> String {
     text
 }
 
-/// Files below `src` that a file imports from, its tests aside: by `crate::a::b` and `super::b`, and those that it is the parent of
-/// by `b::`. Fails if it imports an item through the `lib.rs` that re-exports it: that would hide the file that the item comes from.
+/// The files below `src` from which a file imports, its tests aside: by `crate::a::b`, by `super::b`, and from its child modules by `b::`.
+/// Fails if the file imports an item through the `lib.rs` that re-exports it, because that would hide the file of the item.
 fn files_named(src: &Path, file: &Path) -> Vec<PathBuf> {
     let text = without_tests(code(file).into_iter().map(|(_, line)| line));
     let dir = file.parent().expect("a folder");
-    // Where its children are, and its siblings.
+    // The folders of the file's child modules and of its siblings.
     let (own, above) = match file.ends_with("mod.rs") {
         true => (dir.to_path_buf(), dir.parent().expect("it is below `src`")),
         false => (file.with_extension(""), dir),
     };
     let mut named = Vec::new();
     for (start, base) in [("crate::", src), ("super::", above)] {
-        // Not the second one of `super::super::`, nor who may see an item: `pub(in crate::a)`.
+        // Neither the second of `super::super::` nor a visibility such as `pub(in crate::a)`.
         let no_import = |at: usize| text[..at].ends_with("::") || text[..at].ends_with("(in ");
         for (at, _) in text.match_indices(start).filter(|(at, _)| !no_import(*at)) {
             for path in paths(&text[at + start.len()..]) {
@@ -285,7 +285,7 @@ fn files_named(src: &Path, file: &Path) -> Vec<PathBuf> {
     named
 }
 
-/// The files of a folder, each with those that it imports from.
+/// The files of a folder, each with the files from which it imports.
 fn imports_of(folder: &Path) -> Vec<(PathBuf, Vec<PathBuf>)> {
     let src =
         folder.ancestors().find(|dir| dir.ends_with("src")).expect("it is below the sources of a crate");
@@ -295,9 +295,9 @@ fn imports_of(folder: &Path) -> Vec<(PathBuf, Vec<PathBuf>)> {
     files.into_iter().map(|file| (file.clone(), files_named(src, &file))).collect()
 }
 
-/// Folders whose files import each other in no circle.
+/// Folders whose files do not import each other in circles.
 const NO_CIRCLE: &[&str] = &[
-    // An object's constructors stand in its own file, and parents do not name their children.
+    // An object's constructors are in its own file, and parents do not name their children.
     "verbs/src",
     "stack/src/device",
     "stack/src/mem",
@@ -306,22 +306,22 @@ const NO_CIRCLE: &[&str] = &[
     "stack/src/registry",
     "stack/src/xrc",
     "stack/src/port",
-    // A part of a shard names neither what works with several of them nor the shard.
+    // A part of a shard names neither the shard nor code that works with several parts.
     "stack/src/shard",
-    // What a C program calls stands above the objects that it is about; see its layers below.
+    // The functions that a C program calls are above the objects that they work on; the layers are below.
     "verbs/c/src",
     "apps/src",
     "apps/tools/src",
-    // Parts of a core name neither the core nor what works with several of them.
+    // Parts of a core name neither the core nor code that works with several parts.
     "apps/nvmf-target/src",
     "apps/nvmf/src",
 ];
 
-/// Folders whose modules import each other in no circle, where a file and those of the folder beside it are one: the methods of a
-/// requester, for example, stand in several files.
+/// Folders whose modules do not import each other in circles, where a file and the folder of the same name count as one module: the
+/// methods of a requester, for example, are in several files.
 const NO_CIRCLE_OF_MODULES: &[&str] = &["stack/src/proto"];
 
-/// Those that are in a circle of imports, or between two.
+/// The entries that are in a circle of imports, or between two circles.
 fn in_circles<T: Clone + PartialEq>(mut left: Vec<(T, Vec<T>)>) -> Vec<T> {
     loop {
         let before = left.len();
@@ -359,7 +359,7 @@ fn modules_import_each_other_in_no_circle() {
             imports.push((of, named));
         }
         assert!(imports.iter().map(|(_, named)| named.len()).sum::<usize>() > 20, "it sees the imports");
-        // Each once, with what all of its files import.
+        // Each module once, with the imports of all of its files.
         let mut modules: Vec<(String, Vec<String>)> = Vec::new();
         for (of, named) in imports {
             match modules.iter_mut().find(|(module, _)| *module == of) {
@@ -372,7 +372,7 @@ fn modules_import_each_other_in_no_circle() {
     }
 }
 
-/// The modules of a folder in the rows of the table in its `lib.rs` or `mod.rs`, which are its layers, from the bottom to the top.
+/// The modules in the table of a folder's `lib.rs` or `mod.rs`, whose rows are the layers from bottom to top; each with its row.
 fn layers(dir: &Path) -> Vec<(String, usize)> {
     let file = ["lib.rs", "mod.rs"].into_iter().map(|name| dir.join(name)).find(|file| file.is_file());
     let text = fs::read_to_string(file.expect("a folder has its own file")).expect("a source file is UTF-8");
@@ -384,14 +384,14 @@ fn layers(dir: &Path) -> Vec<(String, usize)> {
     rows.enumerate().flat_map(modules).collect()
 }
 
-/// The module of a folder that a file belongs to; that of the folder itself belongs to none.
+/// The module of a folder that a file belongs to; `None` for the folder's own file.
 fn module_in(dir: &Path, file: &Path) -> Option<String> {
     let first = file.strip_prefix(dir).ok()?.components().next()?;
     let module = Path::new(first.as_os_str()).with_extension("").display().to_string();
     (module != "lib" && module != "mod").then_some(module)
 }
 
-// The tables tell a reader what stands on what: no file may import from a row above its own, nor be missing.
+// The tables show a reader the layers: no file may import from a row above its own, or be missing.
 #[test]
 fn files_of_the_c_face_import_from_their_own_layer_and_those_below() {
     let src = root().join("verbs/c/src");
@@ -423,7 +423,7 @@ fn files_of_the_c_face_import_from_their_own_layer_and_those_below() {
     assert!(wrong.is_empty(), "the layers of the C face:\n{}", wrong.join("\n"));
 }
 
-/// What sources call the crate of a folder.
+/// The name of a folder's crate in sources.
 fn in_code(folder: &str) -> String {
     if folder == "verbs/c" {
         return "roce_ibverbs".into();
@@ -437,7 +437,7 @@ fn crates_point_down() {
     for (name, below) in CRATES {
         let mut files = Vec::new();
         sources(&root().join(name), &mut files);
-        // Those below it are crates of their own.
+        // Folders below it that are crates of their own.
         let inner = |path: &PathBuf| {
             CRATES.iter().any(|(other, _)| {
                 other.len() > name.len() && other.starts_with(name) && path.starts_with(root().join(other))
@@ -472,8 +472,8 @@ fn body_of(file: &Path, name: &str) -> String {
     from.split("\n}\n").next().expect("a split has a first part").to_string()
 }
 
-// What a port around another one inherits is an answer that the other one never gave. So a port says everything itself, or is a layer,
-// whose methods are those of the port below; the compiler sees to it that a layer has all of them.
+// A default method in a port that wraps another port would hide the other port's answer. So a port implements every method itself, or is
+// a layer, whose methods call the port below; the compiler checks that a layer implements all of them.
 #[test]
 fn ports_inherit_no_answers() {
     let dir = root().join("stack/src/port");
@@ -489,7 +489,7 @@ fn ports_inherit_no_answers() {
             assert!(layer.contains(&forwards), "{of_layer}::{name} is not that of the port below");
         }
     }
-    // What a port calls, and what it has below it.
+    // The traits that a port calls or wraps.
     for name in ["Build", "Host"] {
         let body = body_of(&dir.join("traits.rs"), name);
         let methods: Vec<&str> = body.lines().filter_map(|line| line.trim().strip_prefix("fn ")).collect();
@@ -513,7 +513,7 @@ fn unsafe_is_fenced() {
                 continue;
             }
             let listed = UNSAFE.iter().any(|u| shown.starts_with(u));
-            // A string that contains the word is no block.
+            // The word inside a string is no `unsafe` block.
             let uses = |l: &str| has_word(l, "unsafe") && !l.contains('"');
             for (n, line) in code(&path).iter().filter(|(_, l)| uses(l)) {
                 if listed {
@@ -528,7 +528,7 @@ fn unsafe_is_fenced() {
     assert!(wrong.is_empty(), "unsafe outside the listed files:\n{}", wrong.join("\n"));
 }
 
-// Goal: a file that no `mod` and no `[[test]]` names would silently not run.
+// Goal: every test file is part of a binary. A file that neither `mod` nor `[[test]]` names would silently not run.
 #[test]
 fn every_test_file_is_part_of_a_binary() {
     for name in ["stack", "verbs", "apps", "apps/nvmf", "apps/nvmf-target", "apps/tools"] {
@@ -552,7 +552,7 @@ fn every_test_file_is_part_of_a_binary() {
     }
 }
 
-/// Those of the names that no code below a folder of the stack uses, apart from tests and the file that declares them.
+/// The names that no code below a folder of the stack uses, apart from tests and the declaring file.
 fn not_given(declared_in: &str, folder: &str, mut names: Vec<String>) -> Vec<String> {
     let mut files = Vec::new();
     sources(&root().join("stack/src").join(folder), &mut files);
@@ -566,7 +566,7 @@ fn not_given(declared_in: &str, folder: &str, mut names: Vec<String>) -> Vec<Str
     names
 }
 
-// A reason that no code gives would promise a check that does not exist.
+// Goal: every reason is used. A reason that no code uses would promise a check that does not exist.
 #[test]
 fn every_reason_is_given_somewhere() {
     fn names(of: &str, all: impl IntoIterator<Item = impl Debug>) -> Vec<String> {

@@ -1,6 +1,6 @@
-//! Goal: the peer of a memif can spoil its own frames and end the link, and nothing else, whatever it sends, writes and changes:
-//! it neither reaches other memory of this process nor ends or blocks it, each trick ends with a message or a counter, and the
-//! port accepts the next peer.
+//! Goal: whatever the peer of a memif sends, writes and changes, it can only spoil its own frames and end the link. It cannot reach other
+//! memory of this process, end the process or block it; each attack ends with a message or a counter, and the port accepts the next
+//! peer.
 #![cfg(not(miri))]
 
 use rustix::fs::{OFlags, SealFlags};
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A server, and its socket.
+/// A server port, with the folder and the path of its socket.
 fn server(name: &str) -> (Dir, PathBuf, Box<dyn Port>) {
     memif_peer::server(name, 512)
 }
@@ -32,13 +32,13 @@ fn receive(queue: &mut dyn PortQueue) -> Vec<Vec<u8>> {
     all
 }
 
-/// How many of some frames the port takes.
+/// Transmits frames; returns how many the port takes.
 fn transmit(queue: &mut dyn PortQueue, frames: &[&[u8]]) -> usize {
     let mut burst: TxBurst = frames.iter().map(|bytes| Frame::from_vec(bytes.to_vec())).collect();
     queue.tx_burst(Route::default(), &mut burst)
 }
 
-/// A peer that follows the protocol can use the port.
+/// Checks that a peer that follows the protocol can use the port.
 fn works(path: &Path, port: &dyn Port, queue: &mut dyn PortQueue) {
     let peer = Peer::connect(path, port);
     peer.send_frame(0, b"from the next peer");
@@ -106,10 +106,10 @@ fn memory_that_could_go_is_not_mapped() {
         peer.play(peer.script());
         assert!(peer.outcome(&*port).unwrap_err().contains("could shrink"));
     }
-    // Sealed memory stays, while it is used.
+    // Sealed memory cannot shrink while it is used.
     let peer = Peer::connect(&path, &*port);
     assert!(rustix::fs::ftruncate(&peer.memory, 0).is_err());
-    // Holes may be made: they are zeros.
+    // The peer may punch holes: they read as zeros.
     let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(&peer.memory, punch, 0, SIZE).unwrap();
     assert!(receive(&mut *queue).is_empty());
@@ -135,14 +135,14 @@ fn descriptors_of_what_is_received_are_not_believed() {
     let mut slot = 0;
     for len in lens {
         for (region, offset) in places {
-            // This one is right.
+            // This combination is valid.
             if (region, offset) != (0, SIZE as u32 - 10) || len > 10 {
                 peer.describe(TO_SERVER, slot, 0, region, len, offset);
                 slot += 1;
             }
         }
     }
-    // Frames without an end, and an empty one.
+    // Frames without a last buffer, and an empty frame.
     for i in 0..5 {
         peer.describe(TO_SERVER, slot + i, 1, 0, 1000, buffer(0));
     }
@@ -156,7 +156,7 @@ fn descriptors_of_what_is_received_are_not_believed() {
     assert_eq!(receive(&mut *queue), [b"a good one"]);
     assert_eq!(peer.word(TO_SERVER + 64), slot + 9, "its slots came back");
 
-    // A frame in pieces arrives whole.
+    // A frame in several buffers arrives whole.
     let next = slot + 9;
     for (i, piece) in [&b"in "[..], b"two ", b"or three"].iter().enumerate() {
         let at = next + i as u16;
@@ -166,7 +166,7 @@ fn descriptors_of_what_is_received_are_not_believed() {
     peer.put(TO_SERVER + 6, &(next + 3).to_le_bytes());
     assert_eq!(receive(&mut *queue), [b"in two or three"]);
 
-    // A ring full of one endless frame is drained in bounded time, and the next one is received.
+    // A ring full of one endless frame is drained in bounded time, and the frame after it is received.
     let next = next + 3;
     for i in 0..SLOTS {
         peer.describe(TO_SERVER, next + i, 1, 0, 1, buffer(0));
@@ -211,7 +211,7 @@ fn buffers_to_send_in_are_looked_at_each_time() {
     }
     assert_eq!(transmit(&mut *queue, &[&frame]), 0, "there is no room");
 
-    // Small buffers: a frame goes to as many as it takes, once they are there.
+    // With small buffers a frame is spread over as many as it needs, once enough are available.
     for i in 0..10 {
         peer.describe(TO_CLIENT, n + i, 0, 0, 40, buffer(n + i));
     }
@@ -226,7 +226,7 @@ fn buffers_to_send_in_are_looked_at_each_time() {
     peer.memory.read_exact_at(&mut bytes, u64::from(buffer(n + 2))).unwrap();
     assert_eq!(bytes, [0xab; 20]);
 
-    // One that is too long for all of them is never sent, and blocks no other.
+    // A frame that is too long for all buffers is never sent, and blocks no other frame.
     peer.give_slots(n + 3 + SLOTS);
     for slot in 0..SLOTS {
         peer.describe(TO_CLIENT, slot, 0, 0, 40, buffer(0));
@@ -235,7 +235,7 @@ fn buffers_to_send_in_are_looked_at_each_time() {
     assert_eq!(transmit(&mut *queue, &[&[1; 4000], &frame]), 2);
     assert_eq!(port.stats().tx_dropped, dropped + 1);
 
-    // Slots that point to the rings, and to each other: the frames overwrite them, which is the peer's own loss.
+    // Slots that point to the rings, and to each other: the frames overwrite them, which harms only the peer.
     let next = peer.received();
     for slot in 0..SLOTS {
         peer.describe(TO_CLIENT, slot, 0, 0, BUFFER, TO_CLIENT as u32 - 100);
@@ -308,7 +308,7 @@ fn events_wake_waiters_and_block_no_caller() {
     assert_eq!(count(), 0);
     peer.polls(true);
     assert_eq!((transmit(&mut *queue, &[b"c"]), count()), (1, 0));
-    // The peer goes to sleep just when something was sent.
+    // The peer begins to sleep just after a frame was sent.
     peer.polls(false);
     receive(&mut *queue);
     assert_eq!(count(), 1);
@@ -323,7 +323,7 @@ fn events_wake_waiters_and_block_no_caller() {
     drop(peer);
     while port.link_up() {}
 
-    // A descriptor that is no event.
+    // A file descriptor that is no eventfd.
     let peer = Peer::new(&path);
     let (pipe, _write) = std::io::pipe().unwrap();
     let mut script = peer.script();
@@ -334,12 +334,12 @@ fn events_wake_waiters_and_block_no_caller() {
 
 #[test]
 fn behind_a_short_frame_nothing_is_written() {
-    // Goal: short frames go in blocks, and a buffer holds what the frame before it left there: perhaps for another peer.
+    // Goal: nothing leaks. Short frames are copied in blocks, and a buffer still holds bytes of an earlier frame, perhaps for another peer.
     let (_dir, path, port) = server("behind");
     let mut queue = port.take_queue(0).unwrap();
     let peer = Peer::connect(&path, &*port);
     peer.give_slots(SLOTS);
-    // Every buffer of the pool once.
+    // Use every buffer of the pool once.
     let mut used: Vec<Frame> = core::iter::from_fn(|| queue.alloc()).collect();
     used.iter_mut().for_each(|frame| assert!(frame.fill(&[0xaa; 600])));
     drop(used);
@@ -367,13 +367,13 @@ fn silent_strangers_keep_no_peer_out() {
         port.maintain();
     }
     works(&path, &*port, &mut *queue);
-    // A client that comes while another one is connected is refused for that reason.
+    // A client that connects while another is connected is refused for that reason.
     let first = Peer::connect(&path, &*port);
     let second = Peer::new(&path);
     second.play(second.script());
     assert!(second.outcome(&*port).unwrap_err().contains("another client"));
     assert!(port.link_up());
-    // A message without bytes is the end; one more of any kind violates the protocol.
+    // A message without bytes is the end of the link; a second message of any kind violates the protocol.
     first.send(&message(CONNECT, &[]), &[]);
     assert!(first.outcome(&*port).unwrap_err().contains("CONNECT came when it should not"));
     let third = Peer::connect(&path, &*port);
@@ -393,8 +393,8 @@ impl Random {
 
 #[test]
 fn memory_that_changes_while_it_is_read() {
-    // Goal: a peer that writes anything to its rings, all the time, while frames are received, sent and built: every frame is
-    // within bounds, and the port works on.
+    // Goal: a peer writes anything to its rings, all the time, while frames are received, sent and built. Every frame stays within bounds,
+    // and the port continues to work.
     let (_dir, path, port) = server("scribble");
     let mut queue = port.take_queue(0).unwrap();
     let max = port.info().max_frame();
@@ -408,7 +408,7 @@ fn memory_that_changes_while_it_is_read() {
                 let mut random = Random(round);
                 while !done.load(Ordering::Relaxed) {
                     let ring = [TO_SERVER, TO_CLIENT][random.below(2) as usize];
-                    // Indexes near the right ones, so that the link lives for a while; descriptors of any kind.
+                    // Indexes near the right ones, so that the link lives for a while; arbitrary buffer descriptors.
                     let (head, tail) = (peer.word(ring + 6), peer.word(ring + 64));
                     match random.below(8) {
                         0 => peer.put(ring + 4, &(random.below(2) as u16).to_le_bytes()),

@@ -1,5 +1,5 @@
-//! A peer is asked whether it still has its queue pair, by a duplicate of what it acknowledged last: whatever that was, and
-//! without any effect but the answer.
+//! A peer check finds out whether the peer still has its queue pair, by a duplicate of the packet that the peer acknowledged last,
+//! whatever that was. The answer is its only effect.
 
 use std::time::Duration;
 
@@ -18,9 +18,9 @@ use PeerState::{Alive, Asked, NotConnected, Silent};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
-/// The number before a queue pair's first packet.
+/// The packet sequence number before a queue pair's first packet.
 const BEFORE: u32 = 0xff;
-/// As many packets as a request is tried with.
+/// Number of packets with which a request is tried.
 const TRIES: usize = 8;
 
 fn check(s: &mut Story, node: usize) -> PeerCheck {
@@ -34,7 +34,7 @@ fn asks(packet: &Seen, psn: u32) -> bool {
     packet.opcode == O::RC_SEND_ONLY && packet.psn == psn && packet.ack_req && empty
 }
 
-/// What a connection has done before it is idle, and how many sequence numbers that took.
+/// Name of what a connection does before it is idle, how many sequence numbers that takes, and the function that does it.
 type Past = (&'static str, u32, fn(&mut Story));
 
 const PASTS: &[Past] = &[
@@ -79,7 +79,7 @@ fn the_peer_answers_whatever_it_acknowledged_last() {
         let (ours, theirs) = (s.sent(A), s.sent(B));
         assert!(ours.len() == 1 && asks(&ours[0], BEFORE + numbers), "after {what}: {ours:?}");
         assert!(theirs.len() == 1 && acks()(&theirs[0]), "after {what}: {theirs:?}");
-        // It is no request: nothing is carried out, taken or completed.
+        // The check is no request: the peer executes nothing, consumes no receive, completes nothing.
         assert_eq!(s.world.nodes[B].receives_in_use(s.ends[B].qp), receives, "after {what}");
         let now = [Counter::Completions, Counter::RequestsReceived].map(|c| s.world.nodes[B].count(c));
         assert_eq!((now, s.world.nodes[A].sends_in_use(s.ends[A].qp)), (done, sent), "after {what}");
@@ -87,7 +87,7 @@ fn the_peer_answers_whatever_it_acknowledged_last() {
         assert_eq!(s.world.nodes[A].discarded(Discard::GhostAck), 0, "the answer was expected");
         assert_eq!(s.world.nodes[A].count(Counter::PeerChecks), 1);
 
-        // And the connection goes on with the next number.
+        // The connection continues with the next sequence number.
         s.post(A, WrOpcode::Send, 10);
         s.wait(MS);
         assert_eq!(psns(&s.sent(A)), [BEFORE + numbers + 1], "after {what}");
@@ -105,7 +105,7 @@ fn a_check_needs_no_right_no_receive_and_no_place_in_the_queue() {
         s.wait(MS);
         assert_eq!((asked.state(), s.state(B)), (Alive, QpState::Rts));
     }
-    // Both sides may ask, at the same time too.
+    // Both sides may check, even at the same time.
     let both = [A, B].map(|node| check(&mut s, node));
     s.wait(MS);
     assert_eq!(both.map(|asked| asked.state()), [Alive; 2]);
@@ -144,7 +144,7 @@ fn a_peer_is_silent_when_a_request_would_have_failed() {
         let ours = s.sent(A);
         assert_eq!(ours.len(), usize::from(retry_cnt) + 1);
         assert!(ours.iter().all(|packet| asks(packet, BEFORE)));
-        // A request takes as long, to the tick.
+        // A request fails after the same time, to the tick.
         let begun = s.world.now;
         s.post(A, WrOpcode::Send, 0);
         while s.state(A) == QpState::Rts {
@@ -186,7 +186,7 @@ fn what_is_in_flight_asks_already() {
     assert_eq!(asked.state(), Alive);
     assert_eq!((s.world.nodes[A].count(Counter::PeerChecks), psns(&s.sent(A))), (0, vec![0x100, 0x100]));
 
-    // A peer that is gone ends the request, and the queue pair with it.
+    // A peer that is gone fails the request, and the queue pair with it.
     s.drop_all(A, any());
     s.post(A, WrOpcode::Send, 10);
     let asked = check(&mut s, A);
@@ -195,7 +195,7 @@ fn what_is_in_flight_asks_already() {
     assert_eq!(s.world.nodes[A].count(Counter::PeerChecks), 0);
 }
 
-// Of what completes without a completion nobody has asked for the acknowledgement yet, and the timer that will may be long.
+// Requests without a completion have not requested an acknowledgement yet, and the timer that would may be long.
 #[test]
 fn what_is_in_flight_and_has_not_asked_does() {
     let mut s = Story::with(|c| c.timeout = 22);
@@ -231,7 +231,7 @@ fn a_connection_without_a_timeout_is_checked_within_seconds() {
     s.wait(MS);
     assert_eq!(asked.state(), Alive);
     s.drop_all(A, any());
-    // Something in flight that is never tried again does not keep the check from asking.
+    // A request in flight that is never retried does not prevent a check.
     s.post(A, WrOpcode::Send, 10);
     s.wait(MS);
     let asked = check(&mut s, A);
@@ -272,7 +272,7 @@ fn who_is_not_connected_asks_nobody() {
     }
 }
 
-// Soft-RoCE acknowledges the newest message that it carried out, which may be before READs, or nothing yet: then number 0xffffff.
+// Soft-RoCE acknowledges the newest message that it executed, which may be before READs, or none yet: then the number is 0xffffff.
 #[test]
 fn any_response_is_an_answer() {
     let responses: [(&str, Pkt); 6] = [
@@ -297,7 +297,7 @@ fn any_response_is_an_answer() {
         assert!(rig.send(&response).is_empty());
         assert_eq!(asked.state(), Alive, "{what}");
         assert_eq!(rig.node.mr(rig.buf).read(0, 8), [0; 8], "{what} writes nothing");
-        // The next request is as if nobody had asked.
+        // The next request is unaffected by the check.
         let sent = rig.post(&rig.wr(3, WrOpcode::Send, 10));
         assert_eq!(psns(&sent), [0x102], "{what}");
         rig.send(&ack(0x102, 3));
@@ -305,7 +305,7 @@ fn any_response_is_an_answer() {
     }
 }
 
-// Among very many queue pairs a timer that is not needed is cancelled: that of a check is needed.
+// Among very many queue pairs an unneeded timer is cancelled; the timer of a check is needed.
 #[test]
 fn a_check_among_many_queue_pairs_is_repeated() {
     let node = NodeConfig { qps_per_shard: 1024, ..NodeConfig::default() };
@@ -318,7 +318,7 @@ fn a_check_among_many_queue_pairs_is_repeated() {
     s.drop_nth(A, any(), 1);
     let asked = check(&mut s, A);
     s.wait(MS);
-    // A request comes and goes while the check waits; its acknowledgement is lost, so that it tells nothing at first.
+    // A request completes while the check waits; its acknowledgement is lost, so the check learns nothing from it at first.
     let wr = s.wr(A, WrOpcode::Send, 10).with(SendFlags::SIGNALED);
     s.post_wr(A, &wr);
     s.wait(SECOND);

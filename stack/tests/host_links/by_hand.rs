@@ -1,4 +1,4 @@
-//! Members that are called and answer as they like.
+//! Members played by the test itself: they accept and answer as the test wants.
 
 use crate::member::wait_for;
 use rustix::net::{bind, listen};
@@ -6,17 +6,17 @@ use sim::host_liar::{Liar, address, socket};
 use stack::registry::RegistryConfig;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// A name that somebody has, who never accepts.
+/// A listening socket with the name of a run, which never accepts.
 pub fn mute(config: &RegistryConfig, run: usize) -> OwnedFd {
     let listener = socket();
-    // A process that another test starts has all of our descriptors for a moment.
+    // Another test may have just started a process, which has copies of all of our descriptors for a moment.
     wait_for(|| bind(&listener, &address(config, run)).is_ok());
     listen(&listener, 100).unwrap();
     listener
 }
 
-/// Somebody who has a run and answers a call with these messages and numbers of descriptors, each when something has come. Returns
-/// what came last.
+/// Plays the process of a run: answers a call with these messages and numbers of descriptors, each after a message has arrived. Returns
+/// the message that arrived last.
 pub fn answer(
     config: &RegistryConfig,
     run: usize,
@@ -27,7 +27,7 @@ pub fn answer(
         let mut last = Vec::new();
         while let Ok(socket) = rustix::net::accept(&listener) {
             let caller = Liar::at(socket);
-            // Who looks who has the name says nothing.
+            // A caller that only checks which process has the name sends nothing.
             if caller.hear().0.len() != 16 {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Processes end, stop and fork.
+//! Processes that end, stop and fork.
 
 use crate::member::{Member, Other, config, wait_for};
 use rustix::process::Signal;
@@ -15,7 +15,7 @@ fn what_a_killed_process_had_sent_arrives_before_its_end_is_told() {
     for _ in 0..20 {
         let mut other = Other::new(&config);
         let (pid, run) = (other.pid(), other.run);
-        // So that the link is there, and its slots are given.
+        // Exchange a frame, so that the link exists and its slots are in use.
         let before = here.received();
         other.tell(&format!("send {} 1", here.run()));
         here.receive(before + 1);
@@ -96,7 +96,7 @@ fn frames_to_a_link_that_has_ended_are_counted_and_its_run_is_asked_anew() {
     let link = here.link_to(run);
     other.kill();
     wait_for(|| here.links.counts().up == 0);
-    // Its end is not taken yet: its number is nobody else's.
+    // The end of the link is not taken yet, so its number is not reused.
     assert_eq!(here.try_send(link, 5), 5);
     assert_eq!(here.links.counts().tx_ended, 5);
     wait_for(|| here.reach(run) == Reach::Vacant);
@@ -110,7 +110,7 @@ fn frames_to_a_link_that_has_ended_are_counted_and_its_run_is_asked_anew() {
     assert!([link, new].contains(&here.link_to(last.run)), "numbers are used again");
 }
 
-// Goal: who has begun a moment ago is not taken for the one that ended, and had its numbers before.
+// Goal: a process that has just begun is not taken for the ended process that had its numbers before.
 #[test]
 fn a_run_is_vacant_until_a_new_process_has_it() {
     let config = RegistryConfig { runs: 2, rest: Duration::ZERO, ..config() };
@@ -137,7 +137,7 @@ fn a_process_that_is_stopped_is_not_dead() {
     let filled: usize = said.strip_prefix("filled ").unwrap().parse().unwrap();
     assert_eq!(a.order(&format!("stalled {}", b.run)), "stalled");
     assert_eq!(a.order(&format!("fill {}", b.run)), "filled 0");
-    // Others meet meanwhile.
+    // Others connect meanwhile.
     let mut c = Other::new(&config);
     c.tell(&format!("send {} 1000", a.run));
     assert_eq!(a.order("receive 1000"), "received");
@@ -145,7 +145,7 @@ fn a_process_that_is_stopped_is_not_dead() {
     assert_eq!(a.order("counts"), "up 2 made 2 ended 0 refused 0");
     b.signal(Signal::CONT);
     assert_eq!(b.order(&format!("receive {}", 10 + filled)), "received");
-    // One that was never met is stopped: it is asked until it goes on.
+    // A process without a link yet is stopped: the call is repeated until it continues.
     b.stop();
     c.tell(&format!("send {} 10", b.run));
     b.signal(Signal::CONT);
@@ -161,7 +161,7 @@ fn a_fork_has_nothing_of_its_parent() {
     other.tell(&format!("send {} 3", here.run()));
     here.receive(3);
     assert_eq!(other.hear(), "sent");
-    // It lives on, and keeps no link open.
+    // The forked child lives on, and keeps no link open.
     let fork = other.fork();
     let (pid, run) = (other.pid(), other.run);
     other.kill();
@@ -170,7 +170,7 @@ fn a_fork_has_nothing_of_its_parent() {
     assert!(fork.lives());
     drop(ended);
 
-    // Its copy of a queue sends and receives nothing.
+    // The child's copy of a queue sends and receives nothing.
     let mut other = Other::new(&config);
     let link = here.link_to(other.run);
     let before = here.links.stats();
@@ -186,7 +186,7 @@ fn a_fork_has_nothing_of_its_parent() {
     assert_eq!(other.order("receive 5"), "received");
 }
 
-// Goal: a shard that looks late sees all that came and went meanwhile, though other links were made.
+// Goal: a shard that polls late sees every link that was made and ended meanwhile, although other links were made since.
 #[test]
 fn links_end_when_they_are_dropped_and_are_not_missed() {
     let config = config();

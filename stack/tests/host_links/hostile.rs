@@ -1,4 +1,4 @@
-//! A member that goes mad: whatever it says and writes, it spoils its own link, and nobody waits for it.
+//! A member that violates the protocol: whatever it sends and writes, it harms only its own link, and nobody waits for it.
 
 use crate::by_hand::{answer, mute};
 use crate::member::{Member, Other, config, wait_for};
@@ -18,11 +18,11 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The reason of who is told what is wrong.
+/// The reason in a refusal that reports an error.
 const WRONG: u32 = 2;
 const LINKED: u32 = 0;
 
-/// A process that keeps to the rules can use the member.
+/// Checks that a process that follows the protocol can use the member.
 fn works(config: &RegistryConfig, here: &mut Member) {
     let mut other = Other::new(config);
     let before = here.received();
@@ -36,7 +36,7 @@ fn works(config: &RegistryConfig, here: &mut Member) {
     drop(here.next_ended());
 }
 
-/// An offer with another number at this place.
+/// An offer with another number at index `at`.
 fn offer_with(at: usize, number: u32) -> Vec<u8> {
     let mut numbers = offer();
     numbers[at] = number;
@@ -78,10 +78,10 @@ fn who_lies_in_a_greeting_is_refused() {
         ("no bytes", good(), vec![sealed(0), page()]),
         ("memory that cannot be written", good(), vec![read_only(), page()]),
     ];
-    // The link, shards, frames, runs, a run; then rings, slots, bytes of a buffer, and of it all.
+    // Link, shards, frames, runs and a run; then rings, slots, the size of a buffer, and the total size.
     for at in (0..5).chain(12..17) {
         for number in [0, 1 << 20, u32::MAX] {
-            // There are a link and a run 0.
+            // Link 0 and run 0 are valid.
             if offer()[at] != number && ![(0, 0), (4, 0)].contains(&(at, number)) {
                 tricks.push(("a number", offer_with(at, number), both()));
             }
@@ -94,13 +94,13 @@ fn who_lies_in_a_greeting_is_refused() {
         liar.send(&bytes, &fds);
         assert_eq!(liar.refusal(), WRONG, "{what}");
     }
-    // It is counted behind the refusal.
+    // The counter is raised after the refusal was sent.
     wait_for(|| here.links.counts().refused == refused);
     assert_eq!(here.links.counts().made, 0);
     works(&config, &mut here);
 }
 
-/// Memory that is large enough and sealed, and against writing as well.
+/// Memory that is large enough and sealed, but also sealed against writing.
 fn read_only() -> OwnedFd {
     let fd = good_memory();
     rustix::fs::fcntl_add_seals(&fd, SealFlags::FUTURE_WRITE).unwrap();
@@ -126,12 +126,12 @@ fn a_message_comes_in_one_piece_and_a_link_once() {
     works(&config, &mut here);
 }
 
-// Goal: descriptors that take for ever to close hold up the threads of their own process's share, and nobody else.
+// Goal: file descriptors that block in close hold up the threads of their sender's share only.
 #[test]
 fn descriptors_that_wait_when_they_are_closed_keep_nobody() {
     let config = config();
     let mut member = Other::new(&config);
-    // To close such a socket takes as long as its linger time, until its peer has read what was sent: never.
+    // Closing such a socket takes as long as its linger time, until its peer has read everything: for ever.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut unread = Vec::new();
     let mut slow = || {
@@ -142,15 +142,15 @@ fn descriptors_that_wait_when_they_are_closed_keep_nobody() {
         while slow.write(&[0; 1 << 16]).is_ok() {}
         OwnedFd::from(slow)
     };
-    // With greetings, on links, and behind what there is room for.
+    // Send them with greetings, on links, and beyond what is accepted.
     let mut heard = 0;
     for round in 0..40 {
-        // When its share is in use it is not heard.
+        // While its share is in use, a call is not answered.
         let Some(liar) = Liar::try_call(&config, member.run, Some(Duration::from_millis(20))) else {
             continue;
         };
         let is_linked = round % 4 == 0 && liar.is_accepted();
-        // So that the last one who has the descriptors is the member.
+        // Stopped, so that the member is the last process that has the descriptors.
         member.stop();
         let all: Vec<OwnedFd> = (0..if round % 3 == 0 { 2 } else { 6 }).map(|_| slow()).collect();
         let fds: Vec<_> = all.iter().map(AsFd::as_fd).collect();
@@ -174,7 +174,7 @@ fn descriptors_that_wait_when_they_are_closed_keep_nobody() {
 fn who_says_nothing_is_given_up() {
     let config = config();
     let mut here = Member::with(&config, 1, Duration::from_millis(50));
-    // Many of them, who call and say nothing, and those who have a run and never accept.
+    // Many callers that send nothing, and many names whose processes never accept.
     let silent: Vec<Liar> = (0..100).map(|_| Liar::call(&config, here.run())).collect();
     let runs: Vec<usize> = (0..20).filter(|run| *run != here.run()).collect();
     let _mute: Vec<OwnedFd> = runs.iter().map(|run| mute(&config, *run)).collect();
@@ -272,7 +272,7 @@ fn an_index_that_cannot_be_ends_the_link() {
     works(&config, &mut here);
 }
 
-/// The link of a liar: the one that is not another process's.
+/// The link of the misbehaving process: the link that is not `others`.
 fn link_of(here: &mut Member, others: Option<LinkId>) -> LinkId {
     let mut link = None;
     wait_for(|| {
@@ -298,7 +298,7 @@ fn memory_that_changes_all_the_time_harms_nobody() {
         let liar = Liar::linked(&config, here.run());
         let link = link_of(&mut here, Some(others));
         for _ in 0..random(40) {
-            // Headers and descriptors, mostly; with numbers that are nearly right, mostly.
+            // Mostly headers and descriptors, with numbers that are mostly almost right.
             let in_ring = if random(2) == 0 { random(72) } else { random(RING) };
             let at = if random(10) == 0 { random(SIZE - 8) } else { random(2) * RING + in_ring };
             let numbers =
@@ -308,7 +308,7 @@ fn memory_that_changes_all_the_time_harms_nobody() {
             use_all(&mut here, link);
         }
         drop(liar);
-        // Whatever frames it sent are none of this test's: they are not looked at.
+        // The frames of the misbehaving process are not checked.
         wait_for(|| {
             use_all(&mut here, link);
             here.queues[0].next_ended().is_some()
@@ -320,7 +320,7 @@ fn memory_that_changes_all_the_time_harms_nobody() {
     assert!(here.links.counts().refused > 10, "{:?}", here.links.counts());
 }
 
-/// Receives, sends and builds, whatever comes of it.
+/// Receives, sends and builds frames, with any result.
 fn use_all(here: &mut Member, link: LinkId) {
     let queue = &mut here.queues[0];
     let mut got = RxBurst::new();
@@ -385,7 +385,7 @@ fn wake_ups_that_nobody_takes_and_too_many_keep_nobody() {
     works(&config, &mut here);
 }
 
-/// Ends a thread.
+/// Ends a thread when it is dropped.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -394,19 +394,19 @@ impl Drop for Ends<'_> {
     }
 }
 
-// Goal: who clears the news of others, or tells of what is not there, all the time, delays nobody's frames for good.
+// Goal: a peer that all the time clears the news of others, or announces news that do not exist, delays no frames for good.
 #[test]
 fn news_that_lie_hide_nothing() {
     let config = config();
     let mut here = Member::new(&config, 1);
-    // More than are looked at anyway.
+    // More links than a turn polls without news.
     let mut others = Other::start(&config, 1, 8);
     for filler in [0, 1] {
         let liar = Liar::linked(&config, here.run());
         let link = link_of_liar(&mut here, &others);
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            // Also where the test fails.
+            // Also if the test fails.
             let _ends = Ends(&is_over);
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
@@ -426,7 +426,7 @@ fn news_that_lie_hide_nothing() {
     }
 }
 
-/// The link of a liar beside those of others, which are made first.
+/// The link of the misbehaving process beside those of others, which are made first.
 fn link_of_liar(here: &mut Member, others: &[Other]) -> LinkId {
     let theirs: Vec<LinkId> = others.iter().map(|other| here.link_to(other.run)).collect();
     let mut link = None;

@@ -1,5 +1,5 @@
-//! Goal: processes of a host that need each other get one link, frames pass in order and whole, the end of a process is seen by those
-//! who had a link with it, and one that goes mad spoils its own links alone.
+//! Goal: two processes of a host that need each other get one link. Frames pass in order and whole, the end of a process is seen by all
+//! with a link to it, and a process that violates the protocol harms only its own links.
 #![cfg(not(miri))]
 
 #[path = "../process/mod.rs"]
@@ -12,7 +12,7 @@ mod meeting;
 mod member;
 mod memory;
 
-/// The other process: see [`member`].
+/// The entry point of the other process: see [`member`].
 #[test]
 fn child() {
     member::child();

@@ -1,4 +1,4 @@
-//! Processes meet.
+//! Processes connect to each other.
 
 use crate::member::{Member, Other, config, number_in, wait_for};
 use stack::config::RX_BURST;
@@ -85,7 +85,7 @@ fn sixteen_send_to_all() {
         assert!(low <= before, "{low} and {before} before");
         let (mappings, kib) = one.memory();
         assert_eq!(mappings, COUNT - 1);
-        // What 63 such links may take is 2 MiB.
+        // The limit for 63 such links is 2 MiB.
         assert!(kib <= 32 * (COUNT - 1), "{kib} KiB");
     }
     all.iter_mut().for_each(|one| one.tell(&order(2000)));
@@ -101,7 +101,7 @@ fn a_number_that_nobody_has_leads_nowhere_until_somebody_has_it() {
     let free = Run::all().map(Run::index).find(|run| *run != here.run()).unwrap();
     assert_eq!(here.reach(free), Reach::Asked);
     wait_for(|| here.reach(free) == Reach::Vacant);
-    // The other process takes any run: the one it has is reached.
+    // The other process may have leased any run: the run that it has is reached.
     let other = Other::new(&config);
     wait_for(|| matches!(here.queues[0].route_to(number_in(other.run)), Reach::Link(_)));
     let ours = here.run();
@@ -113,7 +113,7 @@ fn a_process_that_sleeps_is_woken() {
     let config = config();
     let mut sleeper = Other::new(&config);
     let mut here = Member::new(&config, 1);
-    // First by one that it has not met.
+    // First by a process without a link to it.
     for _ in 0..200 {
         assert_eq!(sleeper.order("sleep"), "sleeps");
         here.send(sleeper.run, 1);
@@ -121,7 +121,7 @@ fn a_process_that_sleeps_is_woken() {
     }
 }
 
-// Goal: of many that have much to send each has its turn.
+// Goal: of many processes that send much, each gets its turn.
 #[test]
 fn all_who_send_have_their_turn() {
     let config = config();
@@ -138,7 +138,7 @@ fn all_who_send_have_their_turn() {
         let filled: usize = said.strip_prefix("filled ").unwrap().parse().unwrap();
         assert!(filled >= 32, "{said}");
     }
-    // Each burst has frames of several, and as many bursts as there are processes have had the same of each.
+    // Each burst has frames of several processes; over as many bursts as there are processes, each has the same share.
     let of = |came: &[u32], other: &Other| came.iter().filter(|pid| **pid == other.pid()).count();
     let mut all = Vec::new();
     for _ in &others {
@@ -150,7 +150,7 @@ fn all_who_send_have_their_turn() {
     assert!(others.iter().all(|other| of(&all, other) == RX_BURST), "{all:?}");
 }
 
-// Goal: a shard that sleeps until a number is known is woken when it is, be it that nobody has it, or that a link is there already.
+// Goal: a shard that sleeps until a route is known is woken when the answer is there: no process has the number, or a link exists already.
 #[test]
 fn who_sleeps_learns_what_it_asked_for() {
     let config = config();

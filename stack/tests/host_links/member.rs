@@ -1,4 +1,4 @@
-//! A member of a host with links: in this process, or in another one that does what it is told, line by line.
+//! A member of a host with links: in this process, or in another one that executes orders, line by line.
 
 use crate::process::{self, Fork, PATIENCE, fork};
 use rustix::process::{Pid, Signal, kill_process};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 const CHILD: &str = "ROCE_LINKS_TEST_CHILD";
 
-/// A configuration of its own for a test: nobody else's names.
+/// A configuration for one test, with names of its own.
 pub fn config() -> RegistryConfig {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let space = format!("roce-links-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -31,12 +31,12 @@ pub fn wait_for(mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A member, turned by the thread that has it.
+/// A member, turned by the thread that owns it.
 pub struct Member {
     pub registry: Arc<Registry>,
     pub links: Links,
     pub queues: Vec<LinkQueue>,
-    /// The number of the next frame from each process, and on each link.
+    /// The number of the next frame from each process; and on each link to a process.
     next_from: BTreeMap<u32, u32>,
     next_to: BTreeMap<LinkId, u32>,
 }
@@ -59,12 +59,12 @@ impl Member {
         self.registry.runs()[0].index()
     }
 
-    /// Receives what is there: frames from each process in the order in which they were sent, whole, none missing.
+    /// Receives all available frames, and checks that those of each process are in order, whole, and complete.
     pub fn poll(&mut self) -> usize {
         (0..self.queues.len()).map(|queue| self.burst(queue).len()).sum()
     }
 
-    /// One burst of a queue: the processes whose frames came.
+    /// Receives one burst of a queue; returns the processes of its frames.
     pub fn burst(&mut self, queue: usize) -> Vec<u32> {
         let mut got = RxBurst::new();
         self.queues[queue].rx_burst(&mut got);
@@ -78,7 +78,7 @@ impl Member {
         all.into_iter().map(|(pid, _)| pid).collect()
     }
 
-    /// The link to whoever has a run; polls until there is one.
+    /// The link to the process that has a run; polls until it exists.
     pub fn link_to(&mut self, run: usize) -> LinkId {
         let start = Instant::now();
         loop {
@@ -97,7 +97,7 @@ impl Member {
         self.queues[0].route_to(number_in(run))
     }
 
-    /// Sends frames as long as the link takes them; returns how many it took, `most` at most.
+    /// Sends at most `most` frames, until the link is full; returns how many it took.
     pub fn try_send(&mut self, link: LinkId, most: usize) -> usize {
         let next = self.next_to.entry(link).or_insert(0);
         let queue = &mut self.queues[0];
@@ -111,7 +111,7 @@ impl Member {
         taken
     }
 
-    /// Sends so many frames; polls meanwhile.
+    /// Sends `count` frames, and polls meanwhile.
     pub fn send(&mut self, run: usize, count: usize) {
         let (start, mut sent) = (Instant::now(), 0);
         while sent < count {
@@ -126,7 +126,7 @@ impl Member {
         }
     }
 
-    /// Receives until this many have come, in all.
+    /// Receives until `count` frames have arrived in all.
     pub fn receive(&mut self, count: usize) {
         wait_for(|| {
             self.poll();
@@ -135,7 +135,7 @@ impl Member {
         assert_eq!(self.received(), count);
     }
 
-    /// Sleeps until something happens to the links, however long that takes, unless that is so already.
+    /// Sleeps until an event of the links occurs, however long that takes, unless `is_so` holds already.
     pub fn sleep(&mut self, is_so: impl FnOnce(&mut Self) -> bool) {
         use rustix::event::{PollFd, PollFlags, poll};
         let Armed::Event(event) = self.queues[0].arm() else { return };
@@ -166,7 +166,7 @@ pub fn number_in(run: usize) -> Qpn {
     *Run::at(run).unwrap().numbers().start()
 }
 
-/// A frame of some length, with its number.
+/// Writes a frame whose length follows from its number.
 fn write(frame: &mut stack::port::Frame, number: u32) {
     let len = 64 + (number as usize * 37) % 1400;
     let bytes = &mut frame.buffer_mut()[..len];
@@ -176,7 +176,7 @@ fn write(frame: &mut stack::port::Frame, number: u32) {
     frame.set_len(len);
 }
 
-/// The process that sent a frame, and its number. It is whole.
+/// The process that sent a frame, and the frame's number. Checks that the frame is whole.
 fn read(bytes: &[u8]) -> (u32, u32) {
     let [pid, number] = [0, 4].map(|at| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap()));
     assert_eq!(bytes.len(), 64 + (number as usize * 37) % 1400);
@@ -187,7 +187,7 @@ fn read(bytes: &[u8]) -> (u32, u32) {
     (pid, number)
 }
 
-/// What the other process does.
+/// The other process: executes its orders.
 pub fn child() {
     let Ok(job) = std::env::var(CHILD) else { return };
     let words: Vec<&str> = job.split('|').collect();
@@ -223,7 +223,7 @@ fn obey(words: &[&str], member: &mut Member) -> String {
         "fill" => {
             let link = member.link_to(number(1));
             let mut all = 0;
-            // The other one polls no more: what it has given is all that there is.
+            // The receiver polls no more, so the buffers that it has given are all that exist.
             loop {
                 match member.try_send(link, 64) {
                     0 => break,
@@ -264,7 +264,7 @@ fn obey(words: &[&str], member: &mut Member) -> String {
         "fork" => format!("fork {}", fork()),
         "memory" => format!("memory {}", memory()),
         "rest" => {
-            // It sleeps, but for what wakes it.
+            // Sleeps between events.
             let start = Instant::now();
             while memory() > number(1) {
                 member.poll();
@@ -278,7 +278,7 @@ fn obey(words: &[&str], member: &mut Member) -> String {
     }
 }
 
-/// Bytes of memory that this process has of links, as far as they were touched by either end.
+/// Bytes of link memory that this process has mapped, as far as either end has touched them.
 fn memory() -> usize {
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let (mut all, mut is_link) = (0, false);
@@ -293,7 +293,7 @@ fn memory() -> usize {
     all
 }
 
-/// Sends so many frames to each of these runs, and receives as many from each.
+/// Sends `count` frames to each of these runs, and receives as many from each.
 fn exchange(member: &mut Member, count: usize, runs: &[&str]) -> String {
     let runs: Vec<usize> =
         runs.iter().map(|run| run.parse().unwrap()).filter(|run| *run != member.run()).collect();
@@ -315,7 +315,7 @@ fn exchange(member: &mut Member, count: usize, runs: &[&str]) -> String {
     "exchanged".into()
 }
 
-/// Waits for frames until one comes, however long that takes.
+/// Waits until a frame arrives, however long that takes.
 fn sleep(member: &mut Member) -> String {
     let start = member.received();
     println!("sleeps");
@@ -346,7 +346,7 @@ impl Other {
         all.pop().unwrap()
     }
 
-    /// So many, started at once.
+    /// Starts `count` members at once.
     pub fn start(config: &RegistryConfig, queues: usize, count: usize) -> Vec<Self> {
         let start = || {
             let mut child = Command::new(std::env::current_exe().unwrap())
@@ -396,7 +396,7 @@ impl Other {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Stops it, and waits until it is.
+    /// Stops the process, and waits until it is stopped.
     pub fn stop(&self) {
         self.signal(Signal::STOP);
         let options = rustix::process::WaitOptions::UNTRACED;
@@ -408,7 +408,7 @@ impl Other {
         let _ = self.child.wait();
     }
 
-    /// How many descriptors it has, below 256 and from there on.
+    /// Number of its file descriptors below 256, and from 256 on.
     pub fn descriptors(&self) -> (usize, usize) {
         let all = std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap();
         let numbers = all.map(|entry| entry.unwrap().file_name().to_string_lossy().parse::<usize>().unwrap());
@@ -416,7 +416,7 @@ impl Other {
         (low.len(), high.len())
     }
 
-    /// Mappings of links, and KiB of them that this process has touched, those that it shares counted in part.
+    /// Number of link mappings, and KiB of them that the process has touched; shared memory counts in proportion.
     pub fn memory(&self) -> (usize, usize) {
         let text = std::fs::read_to_string(format!("/proc/{}/smaps", self.pid())).unwrap();
         let (mut mappings, mut kib, mut is_ours) = (0, 0, false);
@@ -440,7 +440,7 @@ impl Drop for Other {
     }
 }
 
-/// What a port says of itself is enough to have links.
+/// A port's description of itself suffices for links.
 #[test]
 fn a_port_has_links() {
     let spec: PortSpec = "loopback".parse().unwrap();

@@ -15,22 +15,22 @@ fn a_link_has_the_memory_that_it_uses() {
     let first = [memory(&mut here), memory(&mut there)];
     assert!(first.iter().all(|bytes| *bytes <= 48 << 10), "{first:?}");
 
-    // The other one takes nothing: all buffers are in flight.
+    // The receiver polls nothing: all buffers are in flight.
     let filled = here.order(&format!("fill {}", there.run));
     let frames: usize = filled.strip_prefix("filled ").unwrap().parse().unwrap();
     assert!(frames > 256, "{frames}");
-    // A frame of this test has two pages at most, and touches one.
+    // A frame of this test spans two pages at most, and touches at least one.
     let full = memory(&mut here);
     assert!(full >= frames * 4096 && full <= 2 * frames * 4288 + first[0], "{full} bytes, {frames} frames");
     assert_eq!(there.order(&format!("receive {}", 4 + frames)), "received");
     assert!(memory(&mut there) >= frames * 64);
 
-    // It sleeps, and is woken to look.
+    // The member sleeps, and is woken to release memory.
     let least = first[0] + (16 << 10);
     assert_eq!(here.order(&format!("rest {least}")), "rested");
     assert!(memory(&mut there) <= least, "the memory is the same");
 
-    // And grows again, as often as it is used.
+    // The memory grows again, as often as the link is used.
     let filled = here.order(&format!("fill {}", there.run));
     let again: usize = filled.strip_prefix("filled ").unwrap().parse().unwrap();
     assert!(again > 256, "{again}");
