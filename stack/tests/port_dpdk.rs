@@ -1,4 +1,4 @@
-//! Goal: DPDK devices of any kind are ports; and DPDK's own memif driver, unmodified, is a peer of ours in either role.
+//! Goal: DPDK devices of any kind work as ports; and DPDK's own memif driver, unmodified, works as the peer of our port in either role.
 
 use process::{PATIENCE, Peer, exchange, socket};
 use stack::port::dpdk::EalOptions;
@@ -16,7 +16,7 @@ fn child() {
     process::child();
 }
 
-/// The tests' processes use no huge pages: others may take those at the same time.
+/// Makes the tests' processes use no huge pages, because others may take them at the same time.
 fn plain_memory() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -37,7 +37,7 @@ fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// DPDK's own memif at a path.
+/// The specification of DPDK's own memif driver at a path.
 fn stock(path: &Path, role: &str, more: &str) -> String {
     format!("dpdk:net_memif0,role={role},socket={},socket-abstract=no{more}", path.display())
 }
@@ -63,7 +63,7 @@ fn a_stock_client_comes_goes_and_comes_again() {
 
 #[test]
 fn a_stock_client_with_small_buffers() {
-    // Goal: frames that take several of a peer's buffers, both ways.
+    // Goal: frames that take several of a peer's buffers pass in both directions.
     let path = socket("stock-small");
     let port = open(&format!("memif:{},role=server", path.display()), 1);
     let mut queue = port.take_queue(0).unwrap();
@@ -82,7 +82,7 @@ fn a_stock_server_comes_goes_and_comes_again() {
         let port = open(&format!("memif:{},role=client", path.display()), queues);
         let mut all: Vec<_> = (0..queues).map(|i| port.take_queue(i).unwrap()).collect();
         for round in 0..3 {
-            // It does not take a path that an earlier server left.
+            // The driver does not reuse a path that an earlier server left.
             let _ = std::fs::remove_file(&path);
             let peer = Peer::start(&stock(&path, "server", ""), queues);
             for (i, queue) in all.iter_mut().enumerate() {
@@ -115,8 +115,8 @@ fn a_client_of_ours_comes_again_to_a_stock_server() {
 
 #[test]
 fn a_virtio_driver_and_a_vhost_port_are_joined() {
-    // Goal: DPDK's virtio driver, whose PCI variant guests use, takes the buffers of a port as they are. It counts more
-    // bytes to a frame than other drivers do.
+    // Goal: DPDK's virtio driver, whose PCI variant guests use, accepts the buffers of a port as they are. It counts more bytes to a
+    // frame than other drivers do.
     let path = socket("virtio");
     let port = open(&format!("vhost:{}", path.display()), 1);
     let mut queue = port.take_queue(0).unwrap();
@@ -198,7 +198,7 @@ fn other_devices() {
 
 #[test]
 fn ports_come_and_go_and_frames_outlive_them() {
-    // Goal: neither a pool nor an lcore id is lost: many times more rounds than there is memory for.
+    // Goal: neither a pool nor an lcore id is leaked: far more rounds than memory would last for.
     let mut kept = Vec::new();
     plain_memory();
     for round in 0..40u8 {
@@ -219,7 +219,7 @@ fn ports_come_and_go_and_frames_outlive_them() {
     }
 }
 
-// Goal: two devices that are joined by rings carry frames both ways on each queue, at full length.
+// Goal: two devices that are joined by rings carry full-size frames in both directions on each queue.
 #[test]
 fn rings_join_two_devices() {
     let options = PortOptions { queues: 2, frames: 1024, ..PortOptions::default() };

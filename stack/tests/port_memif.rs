@@ -1,4 +1,4 @@
-//! Goal: two processes exchange frames over memif, in any order of starts, and go on when either is killed and started again.
+//! Goal: two processes exchange frames over memif, whichever starts first, and continue after either is killed and started again.
 
 use process::{PATIENCE, Peer, Ticker, exchange, open, socket};
 use rustix::process::Signal;
@@ -18,7 +18,7 @@ fn child() {
     process::child();
 }
 
-/// A port of ours in this role, and a process that has the other end; the server starts first.
+/// A port in this process with role `ours`, and a process with the other end; the server starts first.
 fn joined(ours: &str, spec: impl Fn(&str) -> String) -> (Box<dyn Port>, Peer) {
     if ours == "server" {
         let port = open(&spec("server"), 1);
@@ -46,7 +46,7 @@ fn the_client_may_start_first_and_the_server_again() {
         let peer = Peer::start(&server, 1);
         exchange(&*port, &mut *queue, &format!("server started, round {round}"));
         assert!(port.link_up());
-        drop(peer); // Killed: its socket file stays.
+        drop(peer); // Killed: its socket file remains.
         assert!(path.exists());
         let start = Instant::now();
         while port.link_up() {
@@ -60,7 +60,7 @@ fn the_client_may_start_first_and_the_server_again() {
 
 #[test]
 fn ends_that_found_a_server_which_was_about_to_end_meet_each_other() {
-    // Goal: two programs that start while the server of the pair before them ends are not both clients, for good.
+    // Goal: two programs that start while the server of an earlier pair ends do not both stay clients.
     let path = socket("ending");
     let flags = rustix::net::SocketFlags::CLOEXEC;
     let family = rustix::net::AddressFamily::UNIX;
@@ -71,12 +71,12 @@ fn ends_that_found_a_server_which_was_about_to_end_meet_each_other() {
         let spec = format!("memif:{}", path.display());
         std::thread::spawn(move || open(&spec, 1))
     });
-    // Both have found it.
+    // Both have connected to the ending server.
     let greeted = [rustix::net::accept(&server).unwrap(), rustix::net::accept(&server).unwrap()];
     drop((greeted, server));
     let ports = ends.map(|end| end.join().unwrap());
     let start = Instant::now();
-    // Each is asked: that is how it takes its steps.
+    // Polling the link state makes each port take its steps.
     while ports.iter().filter(|port| port.link_up()).count() < 2 {
         assert!(start.elapsed() < PATIENCE, "no link");
     }
@@ -86,7 +86,7 @@ fn ends_that_found_a_server_which_was_about_to_end_meet_each_other() {
 
 #[test]
 fn the_end_of_a_process_is_seen_while_a_fork_of_it_lives_on() {
-    // Goal: a fork keeps no socket of its parent's port, so the peer sees the end, and the path is free for another server.
+    // Goal: a forked child keeps no socket of its parent's port, so the peer sees the end, and the path is free for another server.
     for (ours, theirs) in [("client", "server"), ("server", "client")] {
         let path = socket(&format!("fork-{theirs}"));
         let spec = |role: &str| format!("memif:{},role={role}", path.display());
@@ -115,7 +115,7 @@ fn the_client_may_start_again() {
     let port = open(&format!("memif:{}", path.display()), 1); // No process listens: this is the server.
     let mut queue = port.take_queue(0).unwrap();
     for round in 0..3 {
-        let peer = Peer::start(&format!("memif:{}", path.display()), 1); // One listens: a client.
+        let peer = Peer::start(&format!("memif:{}", path.display()), 1); // A process listens: this is a client.
         exchange(&*port, &mut *queue, &format!("client started, round {round}"));
         drop(peer);
     }
@@ -125,7 +125,7 @@ fn the_client_may_start_again() {
 
 #[test]
 fn what_an_end_sent_before_it_left_is_received() {
-    // Goal: frames that an end sent before it left arrive, though its peer sees first that it has left.
+    // Goal: frames that an end has sent before it left arrive, although its peer learns first that it has left.
     const FRAMES: u32 = 200;
     for leaves in ["client", "server"] {
         let path = socket(&format!("last-of-{leaves}"));
@@ -171,7 +171,7 @@ fn what_an_end_sent_before_it_left_is_received() {
     }
 }
 
-/// Builds frames that carry their number in the sequence; number and kind are written when they are finished.
+/// Builds frames that carry their sequence number; number and kind are written when a frame is finished.
 #[derive(Default)]
 struct Numbered {
     max: usize,
@@ -216,8 +216,8 @@ impl Build for Numbered {
 
 #[test]
 fn frames_are_built_in_the_ring() {
-    // Goal: either end builds frames where they are sent from, all of a burst, then finishes each; they arrive whole and in
-    // order, around the ring many times, and none is built where there is no link or no room.
+    // Goal: either end builds all frames of a burst in place, then finishes each. The frames arrive whole and in order, around the ring
+    // many times, and none is built without a link or without room.
     const SLOTS: usize = 16;
     for ours in ["server", "client"] {
         let path = socket(&format!("built-{ours}"));
@@ -245,7 +245,7 @@ fn frames_are_built_in_the_ring() {
         let mut receive = |queue: &mut dyn PortQueue, seen: &mut u32| {
             clock.maintain(&*port);
             queue.rx_burst(&mut got);
-            // Late answers of the exchange before have other contents.
+            // Late answers of the exchange above have other contents.
             for data in got.iter().map(|frame| frame.data()).filter(|data| data[5] == BUILT) {
                 let seq = u32::from_be_bytes(data[1..5].try_into().unwrap());
                 assert_eq!((seq, data.len()), (*seen, len(*seen)), "{ours}");
@@ -256,7 +256,7 @@ fn frames_are_built_in_the_ring() {
             assert!(start.elapsed() < PATIENCE, "{ours}: {seen} frames came back");
         };
         while seen < 2000 {
-            // The other end drops what does not fit.
+            // The other end drops frames for which it has no room.
             let room = SLOTS / 2 - (sent - seen) as usize;
             sent += queue.build_burst(Route::default(), room, &mut build).expect("the link is up") as u32;
             receive(&mut *queue, &mut seen);
@@ -290,7 +290,7 @@ fn frames_are_built_in_the_ring() {
         while seen < sent {
             receive(&mut *queue, &mut seen);
         }
-        // A client gives its slots back when it receives again.
+        // A client returns its slots when it receives again.
         let start = Instant::now();
         while stalled(&mut *queue, 70_000) != Stalled::No {
             assert!(start.elapsed() < PATIENCE, "{ours}: the peer has taken everything");
@@ -304,7 +304,7 @@ fn frames_are_built_in_the_ring() {
     }
 }
 
-// Short frames are copied in whole pieces, past their ends: neither bytes nor length may leak into the next frame.
+// Goal: short frames are copied in whole blocks, past their ends, but neither bytes nor length leak into the next frame.
 #[test]
 fn frames_of_every_length_come_back_whole() {
     const LONGEST_SHORT: usize = 512;
@@ -334,7 +334,7 @@ fn frames_of_every_length_come_back_whole() {
             burst.clear();
             queue.rx_burst(&mut got);
             for data in got.iter().map(|frame| frame.data()) {
-                // Late answers of the exchange before have other contents.
+                // Late answers of the exchange above have other contents.
                 if data.len() == lens[seen] && (1..data.len()).all(|i| data[i] == byte(data.len(), i)) {
                     seen += 1;
                 }
@@ -361,8 +361,8 @@ fn huge_bytes(peer: &Peer) -> u64 {
     sum
 }
 
-// With small pages accesses to the buffers miss the TLB, which costs a fifth to a third of the speed. Both ends are processes of
-// their own, because the rings of other tests come and go in this one.
+// Goal: buffers are in huge pages. With small pages accesses to the buffers miss the TLB, which costs a fifth to a third of the speed. Both
+// ends are separate processes, because in this process the rings of other tests come and go.
 #[test]
 fn rings_are_huge_pages_at_both_ends() {
     if !stack::device::collapse_slice(&vec![1u8; 6 << 20]) {
@@ -399,7 +399,7 @@ fn several_queues() {
 
 #[test]
 fn a_peer_that_dies_under_full_traffic_harms_nobody() {
-    // Goal: the driver unmaps its rings while another thread works in them; nothing may be touched afterwards.
+    // Goal: the driver unmaps its rings while another thread uses them; nothing may be touched afterwards.
     let path = socket("dies");
     let server = format!("memif:{},role=server", path.display());
     let port: Arc<dyn Port> = Arc::from(open(&format!("memif:{},role=client", path.display()), 2));
@@ -414,7 +414,7 @@ fn a_peer_that_dies_under_full_traffic_harms_nobody() {
                 let mut burst = TxBurst::new();
                 let mut clock = Ticker::new();
                 while !done.load(Ordering::Relaxed) {
-                    // Both threads maintain the port, against each other.
+                    // Both threads maintain the port concurrently.
                     clock.maintain(&*port);
                     while !burst.is_full() {
                         let Some(mut frame) = queue.alloc() else { break };
@@ -448,7 +448,7 @@ fn a_peer_that_dies_under_full_traffic_harms_nobody() {
 
 #[test]
 fn ports_come_and_go_and_frames_outlive_them() {
-    // Goal: a closed port returns its memory: many times more rounds than there is memory for.
+    // Goal: a closed port returns its memory: far more rounds than memory would last for.
     let path = socket("again");
     let mut kept = Vec::new();
     for round in 0..40u8 {
@@ -471,13 +471,13 @@ fn ports_come_and_go_and_frames_outlive_them() {
 
 #[test]
 fn a_server_that_stands_still_stalls_no_other_port() {
-    // Goal: once the queue of connections that are not accepted is full, connecting fails and does not wait: one thread maintains
+    // Goal: when the server's backlog of unaccepted connections is full, connecting fails instead of blocking, because one thread maintains
     // all ports.
     let path = socket("still");
     let peer = Peer::start(&format!("memif:{},role=server", path.display()), 1);
     peer.signal(Signal::STOP);
     let port = open(&format!("memif:{},role=client", path.display()), 1);
-    // Long enough for some attempts: the queue holds two connections.
+    // Long enough for several attempts: the backlog holds two connections.
     let start = Instant::now();
     while start.elapsed() < Duration::from_millis(1500) {
         port.maintain();
@@ -580,8 +580,8 @@ fn errors_say_what_to_do() {
     assert!(option.contains("there is no option colour; the options are rsize"), "{option}");
 }
 
-// Goal: both ends sleep between frames and are woken by each frame, wherever it falls between the last check and the sleep: nothing
-// here makes up for a lost wake-up.
+// Goal: both ends sleep between frames and are woken by each frame, whenever it arrives between the last poll and the sleep. Nothing in
+// this test makes up for a lost wake-up.
 #[test]
 fn an_end_that_sleeps_is_woken() {
     const ROUNDS: u32 = 5000;
@@ -590,7 +590,7 @@ fn an_end_that_sleeps_is_woken() {
     let ports = ["server", "client"].map(|role| open(&spec(role), 1));
     let mut queues = ports.each_ref().map(|port| port.take_queue(0).unwrap());
     let start = Instant::now();
-    // Each of them maintains its own end.
+    // Each thread maintains its own end.
     while ports.each_ref().map(|port| port.link_up()) != [true, true] {
         assert!(start.elapsed() < PATIENCE, "no link");
     }
@@ -615,7 +615,7 @@ fn an_end_that_sleeps_is_woken() {
                 assert_eq!(got[0].data()[..4], (2 * round - u32::from(begins)).to_be_bytes());
                 queue.recycle(&mut got);
             }
-            // Now and then the other end is asleep by now, and now and then not yet.
+            // Sometimes the other end is asleep by now, and sometimes not yet.
             for _ in 0..round % 7 * 100 {
                 std::hint::spin_loop();
             }
@@ -623,7 +623,7 @@ fn an_end_that_sleeps_is_woken() {
             let mut frame = queue.alloc().unwrap();
             frame.fill(&(2 * round + u32::from(!begins)).to_be_bytes().repeat(16));
             burst.push(frame);
-            // A server sends in the slots that the client has given it.
+            // A server sends into the slots that the client has given it.
             let start = Instant::now();
             while queue.tx_burst(Route::default(), &mut burst) == 0 {
                 assert!(start.elapsed() < PATIENCE, "round {round}: nothing can be sent");
@@ -639,7 +639,7 @@ fn an_end_that_sleeps_is_woken() {
     assert!(slept.iter().all(|slept| *slept > ROUNDS / 10), "slept {slept:?} times");
 }
 
-// Goal: an end without a peer need not be polled: a server is woken by the client that comes, a client knows when it tries again.
+// Goal: an end without a peer need not be polled: a connecting client wakes the server, and a client knows when it will try again.
 #[test]
 fn an_end_without_a_peer_sleeps_until_one_comes() {
     let path = socket("alone");
@@ -654,7 +654,7 @@ fn an_end_without_a_peer_sleeps_until_one_comes() {
     let mut sleep = sleeper.begin().unwrap();
     let Armed::Down(_, Some(event)) = from_server.arm() else { panic!("there is no client") };
     sleep.watch(0, Some(event)).unwrap();
-    // It connects on a thread of its own; the server does nothing until it is woken.
+    // The client connects on a thread of its own; the server does nothing until it is woken.
     let (start, woken) = (Instant::now(), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -665,7 +665,7 @@ fn an_end_without_a_peer_sleeps_until_one_comes() {
         sleep.wait(&[], PATIENCE);
         assert!(start.elapsed() < PATIENCE, "nothing woke the server");
         woken.store(true, Ordering::Release);
-        // While the client is met the server may sleep, and is woken when the link is up.
+        // During the handshake with the client the server may sleep; it is woken when the link is up.
         loop {
             let mut sleep = sleeper.begin().unwrap();
             match from_server.arm() {

@@ -1,5 +1,5 @@
-//! The rate at which two processes on two cores move frames over memif, with nothing above the port: the ceiling of everything
-//! else.
+//! The rate at which two processes on two cores move frames over memif, with nothing above the port: the upper limit of all other
+//! figures.
 //!
 //! As a test it runs for a moment and asserts that frames arrive. To measure:
 //! `ROCE_RATE_SECONDS=2 cargo test --release -p roce-stack --test port_rate -- --nocapture`
@@ -57,7 +57,7 @@ fn pin(core: usize) {
     }
 }
 
-/// Frames, bytes, bursts that were not empty, and seconds.
+/// Numbers of frames, bytes and non-empty bursts, and the seconds that they took.
 fn receive(port: &dyn Port, time: Duration) -> (u64, u64, u64, f64) {
     pin(0);
     let mut queue = port.take_queue(0).unwrap();
@@ -100,7 +100,7 @@ fn rate() {
             .spawn()
             .unwrap();
         let (frames, bytes, bursts, time) = std::thread::scope(|scope| {
-            // The other process inherits the affinity of this thread, so another one is pinned.
+            // The other process inherits the affinity of the thread that starts it, so a different thread is pinned.
             scope.spawn(|| receive(&*port, Duration::from_secs_f64(seconds))).join().unwrap()
         });
         println!(

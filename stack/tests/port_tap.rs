@@ -1,4 +1,4 @@
-//! Goal: frames pass between a net_tap port and the Linux interface that it makes, both ways.
+//! Goal: frames pass in both directions between a net_tap port and the Linux interface that it creates.
 
 use stack::port::dpdk::EalOptions;
 use stack::port::{PortOptions, PortSpec, Route, RxBurst, TxBurst};
@@ -15,12 +15,12 @@ fn possible() -> bool {
     let ip = Command::new("ip").arg("-V").output().is_ok();
     for (there, what) in [(net_admin, "CAP_NET_ADMIN"), (tun, "/dev/net/tun"), (ip, "the ip tool")] {
         if !there {
-            // Past the test harness, which keeps what a passing test prints.
+            // Not through the test harness, which swallows the output of passing tests.
             let _ = writeln!(std::io::stderr(), "SKIPPED port_tap: it needs {what}");
             return false;
         }
     }
-    // The two tests share the process, and configure this once.
+    // The two tests share the process, and only the first call configures it.
     let plain = EalOptions { huge_pages: false, ..EalOptions::default() };
     let _ = stack::port::dpdk::configure(plain);
     true
@@ -31,7 +31,7 @@ fn ip(args: &str) {
     assert!(output.status.success(), "ip {args}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Answers ARP requests for 10.213.7.2 and sends UDP to it back, in place; whether there is something to send.
+/// Turns an ARP request for 10.213.7.2 or UDP to it into the answer, in place. Returns whether there is an answer to send.
 fn answer(frame: &mut [u8], mac: [u8; 6]) -> bool {
     let (dst, src) = frame.split_at_mut(6);
     dst.copy_from_slice(&src[..6]);
@@ -84,7 +84,7 @@ fn datagrams_through_a_tap() {
         let mut buffer = [0; 2000];
         for len in [1, 100, 1472, 1472, 1472] {
             let sent = vec![len as u8; len];
-            // The first may be lost while the interface comes up.
+            // The first datagram may be lost while the interface comes up.
             for _ in 0..5 {
                 socket.send(&sent).unwrap();
                 if socket.recv(&mut buffer).is_ok_and(|n| buffer[..n] == sent) {

@@ -1,5 +1,5 @@
-//! Goal: a process of another user is no peer, for ports of either role, unless an option says so. As root, which can have
-//! another user's threads.
+//! Goal: a process of another user is not accepted as a peer, by ports of either role, unless an option allows it. As root, which can have
+//! threads of another user.
 
 use process::{PATIENCE, Ticker, become_user, echo, exchange, open};
 use rustix::net::sockopt::set_socket_linger;
@@ -17,13 +17,13 @@ use std::time::{Duration, Instant};
 
 mod process;
 
-/// The user without rights.
+/// The user without privileges.
 const NOBODY: u32 = 65534;
-/// Options of a port of root's, and whether a process of nobody's may be the peer then.
+/// Options of a port of root, and whether they allow a process of the user nobody as the peer.
 const OPTIONS: [(&str, bool); 4] =
     [("", false), (",peer-uid=65533", false), (",peer-uid=65534", true), (",peer-uid=any", true)];
 
-/// A directory into which every user may put sockets, removed when the test ends; `None` where we cannot be another user.
+/// A directory in which every user may create sockets, removed when the test ends; `None` if this process cannot change its user.
 struct Dir(PathBuf);
 
 impl Dir {
@@ -55,8 +55,8 @@ fn open_to_all(path: &Path) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
 }
 
-/// Opens `ours`, the server's socket being at `socket`, and has a thread of nobody's open `theirs` and send every frame back:
-/// either the frames pass, or none does and it is counted.
+/// Opens `ours`; the server's socket is at `socket`. A thread of the user nobody opens `theirs` and sends every frame back. Either the
+/// frames pass, or none does and the refusal is counted.
 fn joined(ours: &str, theirs: &str, socket: &str, we_serve: bool, welcome: bool) {
     let done = AtomicBool::new(false);
     let serve = || {
@@ -71,7 +71,7 @@ fn joined(ours: &str, theirs: &str, socket: &str, we_serve: bool, welcome: bool)
             let port = open(theirs, 1);
             echo(&*port, &done);
         });
-        // Also where the test fails: the other thread would go on.
+        // Also if the test fails: the other thread would run on.
         let _end = OnDrop(&done);
         let port = server.unwrap_or_else(|| open(ours, 1));
         let mut queue = port.take_queue(0).unwrap();
@@ -148,7 +148,7 @@ fn a_guest_of_another_user_does_not_reach_a_vhost_port() {
             false => assert_eq!(connected.unwrap_err(), std::io::ErrorKind::PermissionDenied),
         }
     }
-    // A socket of nobody's, as a client.
+    // A server's socket that belongs to the user nobody: the port, as its client, refuses it.
     let path = dir.path("served");
     let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
     std::os::unix::fs::chown(&path, Some(NOBODY), None).unwrap();
@@ -163,7 +163,7 @@ fn frames_do_not_go_to_a_socket_of_another_user() {
     for (n, (option, welcome)) in OPTIONS.into_iter().enumerate() {
         let (a, b, link) =
             (dir.path(&format!("a{n}")), dir.path(&format!("b{n}")), dir.path(&format!("l{n}")));
-        // The other user is there first, or has a link that leads to a socket of ours.
+        // The other user binds the path first, or places a symbolic link to a socket of ours there.
         let theirs = std::thread::scope(|scope| {
             let bind = || {
                 become_user(NOBODY);
@@ -188,8 +188,8 @@ fn frames_do_not_go_to_a_socket_of_another_user() {
     }
 }
 
-/// A TCP socket whose close(2) waits for its data to be sent, which they never are: nobody reads them. The other end is returned,
-/// too; once it is closed, the first one can be.
+/// A TCP socket whose close(2) blocks until its data is sent, which never happens, because nobody reads it. Also returns the other end:
+/// when that is closed, the close of the first succeeds.
 fn lingering() -> (TcpStream, TcpListener) {
     let deaf = TcpListener::bind("127.0.0.1:0").unwrap();
     let lingering = TcpStream::connect(deaf.local_addr().unwrap()).unwrap();
@@ -199,7 +199,7 @@ fn lingering() -> (TcpStream, TcpListener) {
     (lingering, deaf)
 }
 
-/// Runs `call` as another user, or as ourselves.
+/// Runs `call` as another user, or as this user.
 fn as_user<R: Send>(user: Option<u32>, call: impl FnOnce() -> R + Send) -> R {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -212,9 +212,9 @@ fn as_user<R: Send>(user: Option<u32>, call: impl FnOnce() -> R + Send) -> R {
 
 #[test]
 fn what_a_peer_sends_along_blocks_no_caller() {
-    // Goal: close(2) of the last descriptor of a TCP socket that lingers waits until its data are sent. A peer, of another user or of
-    // our own, sends the last descriptor of one whose data are never read, to a port that refuses the user, and to one that refuses
-    // the message; and once it is connected.
+    // Goal: close(2) of the last file descriptor of a lingering TCP socket blocks until its data is sent. A peer, of another user or of this
+    // user, sends the last descriptor of such a socket whose data is never read: to a port that refuses the user, to a port that refuses the
+    // message, and after connecting.
     let Some(dir) = Dir::new("linger") else { return };
     let cases = [(Some(NOBODY), ""), (Some(NOBODY), ",peer-uid=any"), (None, "")];
     for (n, (user, option)) in cases.into_iter().enumerate() {
@@ -235,7 +235,7 @@ fn what_a_peer_sends_along_blocks_no_caller() {
                 assert!(start.elapsed() < PATIENCE, "nobody is refused");
                 clock.maintain(&*port);
             }
-            // Also what was never received, and is closed with the port.
+            // Also descriptors that were never received, which are closed with the port.
             drop(port);
         }
     }
@@ -270,8 +270,8 @@ fn what_comes_with_a_datagram_blocks_no_caller() {
     assert_eq!((port.stats().refused, port.stats().rx_dropped), (4, 4));
 }
 
-// Goal: closes that wait hold up the party that sent the descriptors, and nobody else: not another user's process at the same port,
-// nor any at another port; and once they end, that party is welcome again.
+// Goal: a blocking close holds up the party that sent the descriptors, and no other: neither another user's process at the same port
+// nor any process at another port. When the closes end, the party is accepted again.
 #[test]
 fn descriptors_that_wait_to_be_closed_keep_no_other_peer_out() {
     let Some(dir) = Dir::new("waiting") else { return };
@@ -283,12 +283,12 @@ fn descriptors_that_wait_to_be_closed_keep_no_other_peer_out() {
     });
     let (path, port) = &ports[0];
     let mut waiting = Vec::new();
-    // More than a process may have at a time.
+    // More than one process may have blocked at a time.
     for _ in 0..12 {
         let (lingering, deaf) = lingering();
         let peer = as_user(Some(NOBODY), || Peer::new(path));
         peer.send(&init(), &[lingering.as_fd(); 60]);
-        // Before the port takes it: this must not be the last one.
+        // Before the port receives it: this descriptor must not be the last one.
         drop(lingering);
         waiting.push((peer, deaf));
         port.maintain();
@@ -313,12 +313,12 @@ fn descriptors_that_wait_to_be_closed_keep_no_other_peer_out() {
         }
         links(&ports[1].0, &*ports[1].1, Some(NOBODY));
     }
-    // The sockets are reset, and the closes end.
+    // The sockets are reset, and the blocked closes end.
     drop(waiting);
     links(path, &**port, Some(NOBODY));
 }
 
-// Goal: a process of another PID namespace, which has no number here, is a peer like any other: containers of one user meet.
+// Goal: a process of another PID namespace, which has no process number here, is accepted like any other: containers of one user can link.
 #[test]
 fn a_peer_in_another_pid_namespace_links() {
     let Some(dir) = Dir::new("namespace") else { return };

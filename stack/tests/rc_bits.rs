@@ -5,7 +5,7 @@ use stack::proto::status::WcStatus;
 use stack::shard::counters::Counter;
 use stack::wire::{Discard, Opcode as O};
 
-/// A SEND with these bits of one BTH byte flipped is received and acknowledged like any other.
+/// Checks that a SEND with these bits of a BTH byte flipped is received and acknowledged like any other.
 #[track_caller]
 fn makes_no_difference(byte: usize, bits: u8) {
     let mut rig = Rig::new();
@@ -26,7 +26,7 @@ fn makes_no_difference(byte: usize, bits: u8) {
     assert_eq!(rig.node.counters().drops(), 0);
 }
 
-// Goal: FECN and BECN on a data packet are for congestion control; the data is data.
+// Goal: FECN and BECN on a data packet are for congestion control; its data is received as usual.
 #[test]
 fn r61_congestion_bits() {
     for bits in [0x80, 0x40, 0xc0] {
@@ -34,7 +34,7 @@ fn r61_congestion_bits() {
     }
 }
 
-// Goal: a congestion notification is counted, and changes nothing else; a stranger's is dropped.
+// Goal: a congestion notification is counted, and changes nothing else; one from an unknown peer is dropped.
 #[test]
 fn a_congestion_notification_of_the_peer_is_taken() {
     let mut rig = Rig::new();

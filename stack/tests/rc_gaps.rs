@@ -1,4 +1,4 @@
-//! Packets that come before one that is missing: they are held for a while, and it is asked for again if it does not come.
+//! Packets that arrive before a missing one: they are held for a while, and the missing packet is requested again if it does not arrive.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -25,7 +25,7 @@ fn rig() -> Rig {
     Rig::with(|c: &mut RigConfig| c.qp.rq_psn = E)
 }
 
-/// By then the peer was told of a gap: a timer fires up to a tick late.
+/// A time after which the peer has been sent a NAK for a gap: a timer fires up to a tick late.
 const TOLD: Duration = GAP_LONGEST.saturating_add(Duration::from_micros(5));
 
 /// A SEND of one packet that requests no acknowledgement.
@@ -57,7 +57,7 @@ fn a_packet_that_is_late_costs_nothing() {
     );
 }
 
-// A READ takes several numbers, and an atomic may not be carried out twice: they are held like any request.
+// A READ takes several sequence numbers, and an atomic must not be executed twice: both are held like any request.
 #[test]
 fn requests_of_every_kind_are_held_and_answered_in_order() {
     let mut rig = rig();
@@ -78,7 +78,7 @@ fn requests_of_every_kind_are_held_and_answered_in_order() {
     assert!(said[4].is_ack(E + 6));
 }
 
-// With three packets from behind the gap it takes as long as sixteen of them at their rate; all came at once.
+// Goal: after three packets behind the gap the missing one is awaited for the time in which sixteen arrive. Here three arrive at once.
 #[test]
 fn the_peer_is_told_sooner_the_more_packets_come() {
     let mut rig = rig();
@@ -91,7 +91,7 @@ fn the_peer_is_told_sooner_the_more_packets_come() {
     is_one_nak(&rig.wait(2 * GAP_SHORTEST), E);
 }
 
-// A requester that goes back sends everything again, and gets each acknowledged.
+// A requester that goes back sends everything again, and gets an acknowledgement for each request.
 #[test]
 fn what_was_held_is_a_duplicate_when_it_comes_again() {
     let mut rig = rig();
@@ -106,7 +106,7 @@ fn what_was_held_is_a_duplicate_when_it_comes_again() {
     assert_eq!(rig.done().len(), 8, "each once");
 }
 
-// A packet that is sent again while it is held counts instead of the first: it may request what that did not.
+// A packet that is sent again while it is held replaces the first copy: it may request an acknowledgement that the first did not.
 #[test]
 fn a_held_packet_that_comes_again_takes_its_place() {
     let mut rig = rig();
@@ -127,7 +127,7 @@ fn after_the_missing_packet_there_may_be_another_gap() {
     assert_eq!(rig.done().len(), 3);
 }
 
-// A peer that was told of one gap sends what is missing behind the next one, too: it is told of that only if it does not.
+// A peer that got a NAK for one gap also resends what is missing in the next one. It gets a NAK for that gap only if it does not resend.
 #[test]
 fn of_two_losses_in_a_window_one_is_told() {
     let mut rig = rig();
@@ -144,7 +144,7 @@ fn of_two_losses_in_a_window_one_is_told() {
     assert_eq!((rig.done().len(), rig.node.counters().get(Counter::NaksSent)), (4, 1));
 }
 
-// A packet with a number that a READ takes can only be a forged one.
+// A packet with a sequence number inside a READ's range can only be forged.
 #[test]
 fn what_a_read_has_stepped_over_is_dropped_by_name() {
     let mut rig = rig();
@@ -165,7 +165,7 @@ fn what_is_held_ends() {
     assert_eq!(rig.node.discarded(Discard::OutOfSequence), u64::from(HELD_PER_QP) + 3);
     assert!(rig.send(&send(E).a())[0].is_ack(E), "and what comes next is as ever");
 
-    // By the queue pair's end, too.
+    // Also when the queue pair ends.
     let mut rig = self::rig();
     rig.send_all(&[send(E + 1), send(E + 2)]);
     rig.node.modify_state(rig.now, rig.qp, QpState::Err).unwrap();
@@ -173,7 +173,7 @@ fn what_is_held_ends() {
     assert!(rig.wait(2 * HELD_FOR).is_empty());
 }
 
-// The requester waits, and sends all of them again: what was held would be refused as well.
+// The requester waits, and sends all of the packets again: held packets would be refused as well.
 #[test]
 fn nothing_is_held_behind_a_receive_that_is_missing() {
     let mut rig = Rig::with(|c: &mut RigConfig| {
@@ -195,7 +195,7 @@ fn nothing_is_held_behind_a_receive_that_is_missing() {
 /// The first sequence number that the rig sends.
 const Q: u32 = 0x100;
 
-/// The response with this number of the READ of four packets that the rig posted first, whose data are its number.
+/// Response `n` to the READ of four packets that the rig posted first; its data bytes are its number.
 fn response(n: u32) -> Pkt {
     let of = |opcode| pkt(opcode, Q + n).data(&[n as u8; 1024]);
     match n {
@@ -205,7 +205,7 @@ fn response(n: u32) -> Pkt {
     }
 }
 
-/// A rig that has requested a READ of four packets and sent a message behind it.
+/// A rig that has requested a READ of four packets and sent a message after it.
 fn reading() -> Rig {
     let mut rig = Rig::new();
     rig.unlimited();
@@ -232,7 +232,7 @@ fn a_response_that_is_late_costs_nothing() {
     assert_eq!((held(&rig), counters.get(Counter::RetriesImplied), dropped), (3, 0, 0));
 }
 
-// Two gaps one behind the other, and the second is a loss.
+// Two gaps, one after the other; the second is a loss.
 #[test]
 fn a_response_that_does_not_come_is_requested_again() {
     let mut rig = reading();
@@ -240,7 +240,7 @@ fn a_response_that_does_not_come_is_requested_again() {
     assert!(rig.wait(GAP_LONGEST / 2).is_empty());
     let said = rig.wait(TOLD);
     assert_eq!(psns(&said), [Q + 2, Q + 4], "the READ from there on, and the message behind it");
-    // What is held by then waits for it, too, but no longer than what is held of requests.
+    // A packet that is held by then waits for the repetition, too, but no longer than held requests wait.
     rig.send_all(&[response(2), ack(Q + 4, 2)]);
     assert_eq!(rig.done(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
     let mut rig = reading();
@@ -249,7 +249,7 @@ fn a_response_that_does_not_come_is_requested_again() {
     assert_eq!(rig.node.shard(0, |shard| shard.packets_held()), 0);
 }
 
-// A timeout requests everything again, so the gap that there is counts for no other retry.
+// A timeout requests everything again, so the existing gap counts for no further retry.
 #[test]
 fn a_gap_and_a_timeout_are_one_retry() {
     let mut rig = Rig::with(|c: &mut RigConfig| (c.qp.timeout, c.qp.retry_cnt) = (1, 1));
@@ -268,7 +268,7 @@ fn a_gap_and_a_timeout_are_one_retry() {
     assert_eq!(rig.done(), [(1, WcStatus::Success)]);
 }
 
-// What is missing may be the next packet of a burst that was received late.
+// The missing packet may be the next one of a burst that was received late.
 #[test]
 fn a_gap_is_judged_behind_the_burst() {
     let mut rig = reading();
@@ -283,7 +283,7 @@ fn a_gap_is_judged_behind_the_burst() {
     assert!(said.len() == 1 && said[0].is_ack(E + 2), "{said:?}");
 }
 
-// An acknowledgement with a number of the READ is no data.
+// An acknowledgement with a sequence number of the READ is no data.
 #[test]
 fn an_acknowledgement_puts_no_data_out() {
     let mut rig = reading();
@@ -292,7 +292,7 @@ fn an_acknowledgement_puts_no_data_out() {
     assert_eq!(rig.node.counters().get(Counter::RetriesImplied), 0);
 }
 
-// What comes again, because it is asked for again or twice, is placed once.
+// Responses that arrive twice, because they were requested again or duplicated, are placed once.
 #[test]
 fn a_held_response_that_comes_again_counts_once() {
     let mut rig = reading();
@@ -313,7 +313,7 @@ fn held_responses_end_with_the_queue_pair() {
     assert!(rig.wait(2 * HELD_FOR).is_empty());
 }
 
-// A held response may be what ends the queue pair; those behind it go with that.
+// A held response may be wrong and end the queue pair; the responses held after it are dropped then.
 #[test]
 fn a_held_response_may_be_wrong() {
     let mut rig = reading();
@@ -322,8 +322,9 @@ fn a_held_response_may_be_wrong() {
     assert_eq!(rig.node.shard(0, |shard| shard.packets_held()), 0);
 }
 
-/// How much of what the sender of the data of WRITEs or READs sends is new, where it goes back at each loss that the other end sees, and
-/// so many packets of a thousand are late by up to eight others; and how often it was told to go back.
+/// Simulates the sender of the data of WRITEs or READs, which goes back at each loss that the other end reports, while `late_permille`
+/// packets of a thousand are late by up to eight others. Returns the fraction of the sent data that is new, and how often the sender was
+/// told to go back.
 fn goodput(opcode: WrOpcode, late_permille: u64, messages: u32) -> (f64, u64) {
     /// Bytes of a message; its packets are 1024 bytes long.
     const LEN: usize = 16 << 10;
@@ -365,7 +366,7 @@ fn goodput(opcode: WrOpcode, late_permille: u64, messages: u32) -> (f64, u64) {
     (needed as f64 / counted.get() as f64, told)
 }
 
-// A NAK for each packet that is late would have everything behind it sent again.
+// Goal: a NAK for each late packet would make the sender resend everything after it; late packets cause few resends.
 #[test]
 fn a_requester_that_goes_back_sends_little_again_where_packets_are_late() {
     for opcode in [WrOpcode::RdmaWrite, WrOpcode::RdmaRead] {

@@ -1,5 +1,5 @@
-//! Keys that come and go in work requests, memory placement, and the peer's rights for both. The set-up of `rc_responder.rs`,
-//! with rights to flush on the queue pair. An `r` and a number name the case.
+//! Keys that change by work requests, memory placement, and the peer's rights for both. The set-up is that of `rc_responder.rs`, with
+//! rights to flush on the queue pair. An `r` and a number name the case.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ use WrOpcode::{AtomicWrite, BindMw, Flush, LocalInv, RdmaRead, RdmaWrite, RegMr}
 const E: u32 = 0x100;
 const EMPTY: [Opcode; 1] = [O::RC_READ_RESPONSE_ONLY];
 
-/// A set-up whose peer may flush and never runs out of receives.
+/// A rig whose peer may flush and never runs out of receives.
 fn rig() -> Rig {
     let mut rig = Rig::with(|c| c.qp.access |= Access::FLUSH_GLOBAL);
     rig.unlimited();
@@ -76,14 +76,14 @@ fn local_inv(key: u32) -> SendWr {
     SendWr::new(2, LocalInv).remote(0, key)
 }
 
-/// The request completes at once, in success.
+/// Checks that the request completes at once, successfully.
 #[track_caller]
 fn succeeds(rig: &mut Rig, wr: &SendWr) {
     assert!(rig.post(wr).is_empty(), "a local operation says nothing");
     assert_eq!(rig.done(), [(wr.wr_id, Success)]);
 }
 
-/// The request ends the queue pair.
+/// Checks that the request fails and ends the queue pair.
 #[track_caller]
 fn fails(rig: &mut Rig, wr: &SendWr, status: WcStatus) {
     assert!(rig.post(wr).is_empty());
@@ -97,7 +97,7 @@ fn bindable(rig: &mut Rig) -> (u64, u32) {
     (rig.node.mr(mr).addr(), rig.node.mr(mr).key)
 }
 
-// Goal: both are answered again and executed once.
+// Goal: duplicates of both are answered again, and executed only once.
 #[test]
 fn r15_duplicate_atomic_write_and_flush() {
     let mut rig = rig();
@@ -113,7 +113,7 @@ fn r15_duplicate_atomic_write_and_flush() {
         assert_eq!(again[0].aeth().msn, 2, "not counted again");
     }
     assert_eq!(rig.node.mr(mr).word(0), 7, "not stored again");
-    // Another request under an old number is dropped.
+    // A different request with an old sequence number is dropped.
     for pkt in [atomic_write(va + 8, key, E), pkt(O::RC_ATOMIC_WRITE, E).reth(va, key, 8)] {
         assert!(rig.send(&pkt).is_empty());
     }
@@ -133,7 +133,7 @@ fn r46_send_with_invalidate_of_a_window() {
     refused(&mut rig, &write(va, key, E + 2), E + 2, RemoteAccessError);
 }
 
-// Goal: a key that may not be invalidated stays.
+// Goal: a key that may not be invalidated stays valid.
 #[test]
 fn r47_send_with_invalidate_of_other_keys() {
     for case in 0..6 {
@@ -230,7 +230,7 @@ fn r56_flush() {
         assert!(answered_empty(&said, psn), "{va:#x} {len} {level}: {said:?}");
         assert_eq!(said[0].aeth().msn, i as u32 + 1);
     }
-    // Data that was written before is there when the flush is answered.
+    // Data that was written before is placed when the flush is answered.
     let psn = E + story.len() as u32;
     let said = rig.send_all(&[write(va, key, psn), flush(0, 1, va, key, 8, psn + 1)]);
     assert!(said.last().is_some_and(|s| s.psn == psn + 1 && s.opcode == O::RC_READ_RESPONSE_ONLY));
@@ -244,7 +244,7 @@ fn r56_flush() {
     }
     let (va, key, mut rig) = with(Access::FLUSH_GLOBAL);
     refused(&mut rig, &flush(0, 1, va, key, 65, E), E, RemoteAccessError);
-    // The queue pair does not let the peer flush so far, or the annex reserves the requested placement.
+    // The queue pair does not permit this scope of a flush, or the annex reserves the requested placement.
     for (level, placement) in [(0, 2), (0, 3), (1, 2), (0, 0), (0, 4), (0, 9), (2, 1), (3, 1)] {
         let (va, key, mut rig) = with(Access::FLUSH_GLOBAL);
         refused(&mut rig, &flush(level, placement, va, key, 8, E), E, InvalidRequest);
@@ -268,7 +268,7 @@ fn r57_zero_based() {
 
 #[test]
 fn r58_type_1_window() {
-    // The peer's address, and whether it may write there.
+    // The offset that the peer addresses, and whether the peer may write there.
     let cases: [(u64, bool); 6] =
         [(1024, true), (2040, true), (1023, false), (2041, false), (0, false), (u64::MAX - 3, false)];
     for (offset, good) in cases {
@@ -299,7 +299,7 @@ fn r58_type_1_window() {
         };
         refused(&mut rig, &p, E, RemoteAccessError);
     }
-    // Bound again elsewhere, under the next key: the old one is dead. Unbound: so is the new one.
+    // After a bind to another place with the next key, the old key is invalid. After an unbind, so is the new one.
     for (rebinds, unbinds, old) in [(true, false, true), (true, false, false), (false, true, true)] {
         let mut rig = rig();
         let (va, region) = bindable(&mut rig);
@@ -340,7 +340,7 @@ fn r59_type_2_window_from_another_queue_pair() {
     let said = rig.send(&write(va, two, E + 1));
     assert!(said.len() == 1 && said[0].is_nak(E + 1, RemoteAccessError), "{said:?}");
     assert_eq!((rig.node.state(other), rig.state()), (QpState::Err, QpState::Rts));
-    // When its queue pair goes, the window is bound to nothing, and can be bound again.
+    // When its queue pair is destroyed, the window is unbound, and can be bound again.
     let mrs = &rig.node.shared.clone().mrs;
     let own = rig.node.qp(rig.qp).qpn;
     assert!(mrs.check_remote(two, PD, own, Access::REMOTE_WRITE, va, 8).is_ok());
@@ -371,14 +371,14 @@ fn r60_fast_registration() {
     acknowledged(&mut rig, &write(va, variant, E));
     assert_eq!(rig.node.mr(mr).read(0, 8), b"new data");
     succeeds(&mut rig, &local_inv(variant));
-    // Again, other bytes under another key; the old key stays dead.
+    // Registered again with other bytes and another key; the old key stays invalid.
     let next = inc_rkey(variant);
     let wr = reg_mr(&rig, mr, next, 4096, all);
     succeeds(&mut rig, &wr);
     acknowledged(&mut rig, &write(va + 4088, next, E + 1));
     refused(&mut rig, &write(va, variant, E + 2), E + 2, RemoteAccessError);
 
-    // After LOCAL_INV; beyond the part that is registered; without a right.
+    // After LOCAL_INV; beyond the registered part; without the right.
     for case in 0..3 {
         let (mr, va, key, mut rig) = fresh();
         let access = if case == 2 { Access::REMOTE_READ } else { all };
@@ -392,7 +392,7 @@ fn r60_fast_registration() {
     }
 }
 
-// A key of fast registration serves locally as well; that of a window does not.
+// A key of a fast registration is also a local key; a key of a window is not.
 #[test]
 fn keys_of_requests_as_local_keys() {
     let mut rig = rig();
@@ -412,7 +412,7 @@ fn keys_of_requests_as_local_keys() {
     assert_eq!(rig.done()[0], (2, WcStatus::LocProtErr));
 }
 
-// Goal: each rule of a bind, of a registration and of an invalidation ends the queue pair with its status.
+// Goal: violating any rule of a bind, a registration or an invalidation ends the queue pair with the rule's status.
 #[test]
 fn local_operations_that_are_refused() {
     let rights = Access::REMOTE_WRITE;
@@ -433,7 +433,7 @@ fn local_operations_that_are_refused() {
         // Out of range, at either end.
         (|rig, va, r| bind(rig.node.alloc_window(MwType::One), r, va, 4097, Access::REMOTE_READ), MwBindErr),
         (|rig, va, r| bind(rig.node.alloc_window(MwType::Two), r, va - 1, 8, Access::REMOTE_READ), MwBindErr),
-        // Rights: of the region to bind at all, to write; a right that no window has; zero-based windows and regions.
+        // Rights: to bind the region at all, and to write to it; a right that windows cannot have; zero-based windows and regions.
         (
             |rig, _, _| {
                 let (va, key) = (rig.va(0), rig.rkey());
@@ -459,7 +459,7 @@ fn local_operations_that_are_refused() {
             },
             MwBindErr,
         ),
-        // A window of type 2 that is bound, or bound to no memory.
+        // A window of type 2 that is bound already, or would be bound to no memory.
         (
             |rig, va, r| {
                 let key = rig.node.alloc_window(MwType::Two);
@@ -472,7 +472,7 @@ fn local_operations_that_are_refused() {
         // Invalidations.
         (|_, _, r| local_inv(r), LocQpOpErr),
         (|_, _, _| local_inv(0x4242_4242), LocQpOpErr),
-        // Registrations: of a region that is registered, beyond its memory.
+        // Registrations: of a region that is registered already, and beyond its memory.
         (
             |rig, _, _| {
                 let mr = rig.node.register_fast(64, Access::empty());
@@ -503,7 +503,7 @@ fn local_operations_that_are_refused() {
     }
 }
 
-// Goal: a local invalidation waits for everything before it; a bind does not, but completes in its place.
+// Goal: a local invalidation waits for everything before it. A bind does not, but completes in its order.
 #[test]
 fn local_operations_in_the_order_of_the_queue() {
     let mut rig = rig();
@@ -540,7 +540,7 @@ fn local_operations_in_the_order_of_the_queue() {
     assert_eq!(rig.done(), [(6, Success), (1, Success)]);
 }
 
-// The acknowledgement that the invalidation waits for was not requested: it requests it itself, without a timeout.
+// No acknowledgement was requested that the invalidation could wait for: the invalidation requests it, without a timeout.
 #[test]
 fn local_invalidation_behind_an_unsignalled_write() {
     let mut rig = rig();
@@ -611,7 +611,7 @@ fn atomic_write_and_flush_are_sent_and_answered() {
     );
 }
 
-// Goal: they are outstanding like READs, wait for their own answers, and go out again unchanged.
+// Goal: both are outstanding like READs, wait for responses of their own, and are retransmitted unchanged.
 #[test]
 fn atomic_write_and_flush_as_outstanding_requests() {
     let mut rig = Rig::with(|c| c.qp.max_rd_atomic = 1);
@@ -619,7 +619,7 @@ fn atomic_write_and_flush_as_outstanding_requests() {
     let wrs = [store_wr(&rig, 1), flush_wr(2, 0, 1, 8), rig.wr(3, RdmaWrite, 8)];
     assert_eq!(opcodes(&rig.post_all(&wrs)), [O::RC_ATOMIC_WRITE], "one at a time");
     assert_eq!(opcodes(&rig.send(&empty(E))), [O::RC_FLUSH, O::RC_WRITE_ONLY]);
-    // An acknowledgement of the WRITE passes the FLUSH: it, and all requests behind it, go out again, if the answer is not only late.
+    // An acknowledgement of the WRITE skips the FLUSH: unless its response is only late, the FLUSH and all requests after it are sent again.
     rig.inject(&ack(E + 2, 3));
     assert_eq!(opcodes(&rig.wait(2 * GAP_LONGEST)), [O::RC_FLUSH, O::RC_WRITE_ONLY]);
     assert_eq!(rig.done(), [(1, Success)]);
@@ -653,7 +653,7 @@ fn bad_answers_to_atomic_write_and_flush() {
     }
 }
 
-// Goal: after the completion of an invalidation no shard uses the key any more.
+// Goal: once an invalidation has completed, no shard uses the key any more.
 #[test]
 fn completions_of_invalidations_wait_for_the_turns_of_other_shards() {
     let now = Instant::from_nanos(1_000_000);
@@ -692,7 +692,7 @@ fn completions_of_invalidations_wait_for_the_turns_of_other_shards() {
         turning(&node); // the turn is over
         assert_eq!(turn(&mut node), 1, "by the peer: {by_peer}");
     }
-    // With no shard in a turn there is nothing to wait for.
+    // If no shard is in a turn, the invalidation waits for none.
     let mr = node.register_fast(64, remote_rights());
     node.post_send(qp, &local_inv(node.mr(mr).key)).unwrap();
     assert_eq!(turn(&mut node), 1);

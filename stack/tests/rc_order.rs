@@ -1,5 +1,5 @@
-//! What a program may see, and when: a receive completion does not come before the acknowledgement that the sender waits for has
-//! been passed to the port. The set-up is that of `rc_responder.rs`; a READ of 20 packets takes more than a turn to answer.
+//! When a program may see completions: a receive completion appears only after the acknowledgement that the sender waits for has been
+//! passed to the port. The set-up is that of `rc_responder.rs`; a READ of 20 packets takes more than one turn to answer.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use stack::proto::status::{WcStatus, WrOpcode};
 use stack::wire::{Flow, Opcode as O};
 
 const E: u32 = 0x100;
-/// Packets of a long READ.
+/// Packets of a READ response that takes more than one turn.
 const LONG: u32 = 20;
 
 fn read(rig: &Rig, psn: u32, packets: u32) -> Pkt {
@@ -21,7 +21,7 @@ fn send(psn: u32) -> Pkt {
     pkt(O::RC_SEND_ONLY, psn).a().len(4)
 }
 
-/// Another queue pair of the node, connected, with `receives` receive requests and its flow.
+/// Another connected queue pair of the node, with `receives` receive requests; also returns its flow.
 fn another(rig: &mut Rig, cq: CqId, receives: u64) -> (QpId, Flow) {
     let qp = rig.node.create_qp(0, Default::default(), cq, cq);
     rig.node.to_init(rig.now, qp);
@@ -55,7 +55,7 @@ fn receives_that_wait_keep_their_order() {
     let mut rig = Rig::new();
     [read(&rig, E, 2 * LONG), send(E + 2 * LONG)].iter().for_each(|p| rig.inject(p));
     rig.turn();
-    // No acknowledgement of this message is requested, but its completion comes after one that waits.
+    // No acknowledgement of this message is requested, but its completion must follow a completion that waits.
     rig.inject(&pkt(O::RC_SEND_ONLY, E + 2 * LONG + 1).len(4));
     rig.turn();
     assert!(rig.done().is_empty());
@@ -65,7 +65,7 @@ fn receives_that_wait_keep_their_order() {
     assert_eq!(rig.done(), [0, 1, 2].map(|n| (n, WcStatus::Success)));
 }
 
-// Goal: two receives wait, and only the first is acknowledged: until the port takes that acknowledgement, neither completes.
+// Goal: two receives wait, and only the first is acknowledged. Until the port takes that acknowledgement, neither completes.
 #[test]
 fn receives_that_wait_keep_their_order_while_the_port_is_full() {
     let mut rig = Rig::new();
@@ -73,7 +73,7 @@ fn receives_that_wait_keep_their_order_while_the_port_is_full() {
     [read(&rig, E, LONG), send(E + LONG), read(&rig, second, 2 * LONG)].iter().for_each(|p| rig.inject(p));
     rig.turn();
     rig.node.wires[0].limit_tx(Some(0));
-    // The answers of this turn acknowledge the first message, and not this one.
+    // The answers of this turn acknowledge the first message, but not this one.
     rig.inject(&send(second + 2 * LONG));
     for _ in 0..4 {
         assert!(rig.turn().is_empty());
@@ -97,7 +97,7 @@ fn an_unasked_receive_waits_for_nothing() {
     assert_eq!(rig.done(), [(0, WcStatus::Success)]);
 }
 
-// Goal: a READ response acknowledges the packets before its request, too; and READs without end hold nothing for ever.
+// Goal: a READ response also acknowledges the packets before its request; and an endless series of READs delays nothing for ever.
 #[test]
 fn a_read_response_releases_what_it_acknowledges() {
     let mut rig = Rig::new();
@@ -113,7 +113,7 @@ fn a_read_response_releases_what_it_acknowledges() {
     assert!(!opcodes(&rig.run()).contains(&O::RC_ACKNOWLEDGE));
 }
 
-// Goal: a steady load of READs and SENDs, of which some message always waits, does not fill the receive queue.
+// Goal: a steady load of READs and SENDs, in which some message always waits, does not fill the receive queue.
 #[test]
 fn what_was_seen_has_its_slot_back_while_a_later_receive_waits() {
     let mut rig = Rig::new();
@@ -123,7 +123,7 @@ fn what_was_seen_has_its_slot_back_while_a_later_receive_waits() {
     rig.turn();
     for seen in 1..=8 {
         psn += LONG + 1;
-        // The responses to this READ acknowledge the SEND before it; the SEND behind it waits.
+        // The responses to this READ acknowledge the SEND before it; the SEND after it waits.
         [read(&rig, psn, LONG), send(psn + LONG)].iter().for_each(|p| rig.inject(p));
         while rig.done().is_empty() {
             assert!(!rig.turn().is_empty(), "READ responses are left");
@@ -146,7 +146,7 @@ fn other_queue_pairs_are_not_held_up() {
     assert_eq!(rig.done(), [(0, WcStatus::Success)]);
 }
 
-// Goal: completions that wait come first when the queue pair ends, then the flushed ones.
+// Goal: when the queue pair ends, waiting completions come first, and the flushed ones after them.
 #[test]
 fn receives_that_wait_come_before_what_is_flushed() {
     let mut rig = Rig::with(|c| c.receives = 3);
@@ -180,7 +180,7 @@ fn receives_that_wait_end_with_the_life_of_the_queue_pair() {
 fn a_receive_waits_for_a_buffer_for_its_acknowledgement() {
     let mut rig = Rig::new();
     rig.node.wires[0].starve(true);
-    // The shard may hold a spare frame.
+    // The shard may have a spare frame.
     let unanswered = (E..E + 16).find(|psn| {
         rig.inject(&send(*psn));
         let said = rig.turn();
@@ -193,7 +193,7 @@ fn a_receive_waits_for_a_buffer_for_its_acknowledgement() {
     assert_eq!(rig.done().len(), 1);
 }
 
-// Goal: more queue pairs than a turn has room for answers: the last one's receive completes with its acknowledgement, not before.
+// Goal: more queue pairs than a turn can answer: the receive of the last one completes with its acknowledgement, not earlier.
 #[test]
 fn a_receive_waits_for_room_for_its_acknowledgement() {
     let mut rig = Rig::new();
@@ -231,12 +231,12 @@ fn solicited_receives_that_wait_are_solicited_when_they_come() {
     assert!(cqes.len() == 1 && cqes[0].solicited, "{cqes:?}");
 }
 
-/// A queue pair in RTR whose next hop is not resolved; the peer's SEND has come.
+/// A queue pair in RTR whose next hop is not resolved; a SEND of the peer has arrived.
 fn with_a_pending_next_hop() -> Rig {
     let mut rig = Rig::with(|c| (c.state, c.receives) = (QpState::Init, 3));
     let peer = rig.peer_gid();
     rig.node.to_rtr(rig.now, rig.qp, peer, PEER_QPN);
-    rig.turn(); // asks for the next hop, and the question is lost
+    rig.turn(); // requests the next hop, and the request is lost
     rig.inject(&send(E));
     assert!(rig.turn().is_empty() && rig.done().is_empty(), "no acknowledgement can leave");
     rig
@@ -245,17 +245,17 @@ fn with_a_pending_next_hop() -> Rig {
 #[test]
 fn receives_wait_for_the_next_hop_of_their_acknowledgement() {
     let mut rig = with_a_pending_next_hop();
-    // The peer sends it again, and another one.
+    // The peer sends the message again, and another one.
     [send(E), send(E + 1)].iter().for_each(|p| rig.inject(p));
     assert!(rig.turn().is_empty() && rig.done().is_empty());
     assert_eq!(rig.node.receives_in_use(rig.qp), 3, "the program has no slot back");
-    let said = rig.wait(Duration::from_secs(2)); // asks again, and is answered
+    let said = rig.wait(Duration::from_secs(2)); // requests the next hop again, and gets an answer
     assert!(said.last().expect("an answer").is_ack(E + 1), "{said:?}");
     assert_eq!(rig.done(), [0, 1].map(|n| (n, WcStatus::Success)));
     assert_eq!(rig.node.receives_in_use(rig.qp), 1);
 }
 
-// Goal: the peer's Ethernet address is never found: what was received completes when the queue pair ends.
+// Goal: if the peer's Ethernet address is never resolved, received messages complete when the queue pair ends.
 #[test]
 fn receives_whose_next_hop_is_not_found_come_with_the_end() {
     let mut rig = with_a_pending_next_hop();
@@ -269,7 +269,7 @@ fn receives_whose_next_hop_is_not_found_come_with_the_end() {
     assert_eq!(rig.done(), [(0, WcStatus::Success), (1, flushed), (2, flushed)]);
 }
 
-// Goal: an answer that waits for its next hop leaves as soon as that is found, also where a request of the queue pair notices first.
+// Goal: an answer that waits for its next hop leaves as soon as that is resolved, even if a request of the queue pair notices it first.
 #[test]
 fn a_request_that_finds_the_next_hop_leaves_no_answer_behind() {
     let mut rig = Rig::with(|c| c.state = QpState::Init);

@@ -1,4 +1,4 @@
-//! Mistakes that once were in the protocol machines and the shard, each with a case that must end well.
+//! Bugs that were once in the protocol machines and the shard, each with a test that fails if the bug returns.
 
 use std::time::Duration;
 
@@ -20,8 +20,8 @@ fn read(rig: &Rig, id: u64, len: usize) -> SendWr {
     SendWr::new(id, WrOpcode::RdmaRead).sges(&[rig.node.mr(rig.buf).sge(0, len)]).remote(0x1000, 7)
 }
 
-// Goal: credits that arrive in a READ response count. SEND and READ go out together, the READ response
-// acknowledges both, and no ACKNOWLEDGE ever comes: the next SEND must not wait for one.
+// Goal: credits in a READ response count. SEND and READ leave together, the READ response acknowledges both, and no ACKNOWLEDGE ever
+// comes: the next SEND must not wait for one.
 #[test]
 fn read_responses_carry_credits() {
     let mut rig = Rig::new();
@@ -33,7 +33,7 @@ fn read_responses_carry_credits() {
     assert_eq!(rig.post(&send(&rig, 3, 8)).len(), 1, "the READ response granted credits");
 }
 
-// The same with the response of an atomic.
+// The same for the response of an atomic.
 #[test]
 fn atomic_acknowledgements_carry_credits() {
     let mut rig = Rig::new();
@@ -46,8 +46,8 @@ fn atomic_acknowledgements_carry_credits() {
     assert_eq!(rig.post(&send(&rig, 4, 8)).len(), 1, "the syndrome says: no limit");
 }
 
-// Goal: a request that is acknowledged while its RNR wait runs (the network duplicated it, and the duplicate
-// found a receive) leaves an idle queue pair idle: no timer runs, nothing fails.
+// Goal: a request is acknowledged while its RNR wait runs, because the network duplicated it and the duplicate found a receive. The idle
+// queue pair then stays idle: no timer runs, nothing fails.
 #[test]
 fn no_timer_runs_after_an_acknowledgement_during_an_rnr_wait() {
     let mut rig = Rig::with(|c| c.qp.timeout = 8);
@@ -60,7 +60,7 @@ fn no_timer_runs_after_an_acknowledgement_during_an_rnr_wait() {
     assert!(rig.done().is_empty());
 }
 
-// Goal: a port without buffers starts no timer of a queue pair that has nothing to send.
+// Goal: lack of buffers in a port starts no timer of a queue pair that has nothing to send.
 #[test]
 fn no_timer_runs_without_buffers_and_without_work() {
     let mut rig = Rig::with(|c| c.qp.timeout = 8);
@@ -78,8 +78,8 @@ fn no_timer_runs_without_buffers_and_without_work() {
     assert_eq!(rig.state(), QpState::Rts, "an idle queue pair cannot run out of retries");
 }
 
-// Goal: a READ that the network duplicated, and whose answer is being replayed, does not count as outstanding: the requester had
-// its answer long ago and may send the next.
+// Goal: a READ that the network duplicated, and whose response is replayed, does not count as outstanding: the requester got its
+// response long ago and may send the next READ.
 #[test]
 fn a_replayed_read_does_not_take_the_slot_of_a_new_one() {
     let mut rig = Rig::with(|c| c.qp.max_dest_rd_atomic = 1);
@@ -94,7 +94,7 @@ fn a_replayed_read_does_not_take_the_slot_of_a_new_one() {
     assert!(said.iter().all(|s| s.opcode == Opcode::RC_READ_RESPONSE_ONLY), "{said:?}");
 }
 
-// Goal: a duplicate of a READ that was answered in full does no harm after its key is gone: it is dropped.
+// Goal: a duplicate of a completely answered READ does no harm after its key was invalidated: it is dropped.
 #[test]
 fn a_duplicate_read_after_its_key_is_gone_is_dropped() {
     let mut rig = Rig::new();
@@ -115,8 +115,8 @@ fn an_implied_nak_does_not_end_an_rnr_wait() {
     rig.node.post_send(rig.qp, &send(&rig, 1, 8)).unwrap();
     rig.node.post_send(rig.qp, &read(&rig, 2, 8)).unwrap();
     assert_eq!(rig.post(&send(&rig, 3, 8)).len(), 3);
-    // RNR for the first; then a duplicate of it was accepted and everything behind it, and the answer to the
-    // READ is lost: the acknowledgement of the last implies that.
+    // An RNR NAK for the first request. Then a duplicate of it was accepted, and everything after it; the response to the READ is lost,
+    // as the acknowledgement of the last request implies.
     rig.send(&ack_with(0x100, 0x20 | 20, 0)); // 10.24 ms
     rig.send(&ack(0x102, 3));
     assert!(rig.wait(10 * MS).is_empty(), "nothing before the delay is over");
@@ -125,7 +125,7 @@ fn an_implied_nak_does_not_end_an_rnr_wait() {
     assert_eq!(said[0].psn, 0x101);
 }
 
-// Goal: a late acknowledgement of a duplicate keeps the newer one that is waiting to go out.
+// Goal: a late acknowledgement of a duplicate does not replace a newer one that waits to be sent.
 #[test]
 fn the_answer_to_a_duplicate_does_not_replace_a_newer_acknowledgement() {
     let mut rig = Rig::new();
@@ -137,8 +137,8 @@ fn the_answer_to_a_duplicate_does_not_replace_a_newer_acknowledgement() {
     assert!(said.iter().any(|s| s.is_ack(0x102)), "{said:?}");
 }
 
-// Goal: a port that takes nothing while the peer's process waits for its time slice loses nothing: the request goes out once,
-// when there is room. A port that stays shut drops the backlog, under its counter.
+// Goal: a port that takes nothing while the peer's process waits for its time slice loses nothing: the request leaves once, when there is
+// room. A port that stays blocked drops the backlog and counts that.
 #[test]
 fn a_peer_that_is_not_scheduled_for_a_while_costs_no_frame() {
     let mut rig = Rig::with(|c| c.qp.timeout = 18); // 1.07 s: no timeout sends it again
@@ -155,8 +155,8 @@ fn a_peer_that_is_not_scheduled_for_a_while_costs_no_frame() {
     }
 }
 
-// Goal: the counter of RNR retries counts a retry once: not the NAK and the end of its delay, nor a delay that ends
-// after everything was acknowledged.
+// Goal: the counter of RNR retries counts a retry once: neither both the NAK and the end of its delay, nor a delay that ends after
+// everything was acknowledged.
 #[test]
 fn an_rnr_nak_counts_as_one_retry() {
     let mut rig = Rig::with(|c| c.qp.timeout = 18);
@@ -170,8 +170,8 @@ fn an_rnr_nak_counts_as_one_retry() {
     assert_eq!((rig.wait(11 * MS).len(), retries(&rig)), (0, 1));
 }
 
-// Goal: a READ that waits behind a full window waits: its response numbers, which are no packets in flight, count only once it
-// has gone out. (It went out as packet 257.)
+// Goal: a READ behind a full window waits. The sequence numbers of its responses, which are no packets in flight, count only once it has
+// left. (It used to leave as packet 257.)
 #[test]
 fn a_read_behind_a_full_window_waits() {
     use stack::config::WINDOW_PACKETS;
@@ -187,8 +187,8 @@ fn a_read_behind_a_full_window_waits() {
     assert_eq!((said[0].opcode, said[0].psn), (Opcode::RC_READ_REQUEST, 0x100 + WINDOW_PACKETS));
 }
 
-// Goal: a packet for a queue pair that is gone finds none, though another one has its slot: not even right behind a packet that
-// found it.
+// Goal: a packet for a destroyed queue pair reaches no other queue pair that reuses its slot, not even right after a packet that still
+// reached the destroyed one.
 #[test]
 fn a_number_that_is_gone_does_not_find_who_has_its_slot() {
     let mut rig = Rig::new();
@@ -198,7 +198,7 @@ fn a_number_that_is_gone_does_not_find_who_has_its_slot() {
     let late = rig.frame(&pkt(Opcode::RC_SEND_ONLY, 0x101).len(8).a());
     let (slot, config) = (rig.node.qp(old).slot(), rig.node.qp(old).config);
     rig.node.destroy(old);
-    // Slots that no queue pair had are taken first.
+    // Slots that no queue pair has used yet are taken first.
     rig.qp = loop {
         let qp = rig.node.create_qp(0, config, rig.cq, rig.cq);
         if rig.node.qp(qp).slot() == slot {
@@ -214,7 +214,7 @@ fn a_number_that_is_gone_does_not_find_who_has_its_slot() {
     assert!(rig.done().is_empty(), "it was not for the new one");
 }
 
-// Goal: a queue pair that is destroyed while the port takes nothing costs a few turns. (It was 2048, under the claim.)
+// Goal: a queue pair that is destroyed while the port takes nothing costs a few turns. (It used to be 2048, under the claim.)
 #[test]
 fn what_a_full_port_does_not_take_is_not_tried_again_and_again() {
     use stack::config::TX_BURST;
@@ -226,7 +226,7 @@ fn what_a_full_port_does_not_take_is_not_tried_again_and_again() {
     let slot = rig.node.qp(rig.qp).slot();
     rig.node.shard(0, |shard| shard.send_posted(rig.now, slot));
     assert_eq!(rig.node.shard(0, |shard| shard.tx_backlog()), TX_BURST, "what there is room for is built");
-    // A turn offers the frames twice.
+    // A turn offers its frames twice.
     let turns = rig.node.wires[0].refused() / (2 * TX_BURST as u64);
     assert!(turns < 10, "{turns} turns");
 }

@@ -1,6 +1,5 @@
-//! The requester of a reliable connection against a hand-made peer. The set-up unless said otherwise: PMTU 1024,
-//! PSN 0x100 both ways, timeout 14, 7 retries of each kind, 4 READs and atomics. A `q` and a number name the
-//! case.
+//! The requester of a reliable connection against a simulated peer that sends what the test says. Unless noted otherwise: PMTU 1024,
+//! PSN 0x100 both ways, timeout 14, 7 retries of each kind, 4 READs and atomics. A `q` and a number name the case.
 
 use std::time::Duration;
 
@@ -111,7 +110,7 @@ fn config() -> RequesterConfig {
     }
 }
 
-// Goal: the ACK timer of a packet counts from when it left, even where every turn is a long one, and no longer than that.
+// Goal: the ACK timer of a packet starts when the packet left, even if every turn takes long, and is corrected only once.
 #[test]
 fn a_timer_is_corrected_once() {
     let mut slot = vec![Granule::default(); send_stride(0, 1, 0)];
@@ -131,7 +130,7 @@ fn a_timer_is_corrected_once() {
     assert_eq!(requester.deadline(), deadline);
 }
 
-// Goal: 2^31 bytes are one message of 524288 packets; the peer acknowledges now and then.
+// Goal: 2^31 bytes are one message of 524288 packets; the peer acknowledges at intervals.
 #[test]
 fn q04_write_of_2_31_bytes() {
     let mut slot = vec![Granule::default(); send_stride(0, 1, 0)];
@@ -192,7 +191,7 @@ impl SendRing for Epochs {
     }
 }
 
-// Found by threads that post while another one resets: with nothing behind it, a request of an earlier epoch made the requester
+// Goal: with nothing after it, a request of an earlier epoch is skipped. Found with threads that post while another resets: the requester
 // read a slot that was not posted yet.
 #[test]
 fn the_last_request_of_an_earlier_epoch_is_passed_over() {
@@ -219,8 +218,8 @@ fn the_last_request_of_an_earlier_epoch_is_passed_over() {
     assert_eq!(poll(&mut requester, now, gates, 1, &sq, UNSHARED).unwrap().seq, 3);
 }
 
-// Goal: a probe is over when the acknowledgement comes before it left: a READ that may not be sent, posted next, fails. (The
-// requester tried that one again, for ever, in order to send the probe first.)
+// Goal: a probe is over when the acknowledgement arrives before the probe left. A READ that may not be sent, posted next, fails. (The
+// requester used to retry that READ for ever, in order to send the probe first.)
 #[test]
 fn a_probe_that_an_acknowledgement_overtakes_is_over() {
     let slot = |opcode| {
@@ -240,7 +239,7 @@ fn a_probe_that_an_acknowledgement_overtakes_is_over() {
     assert_eq!(poll(&mut requester, now, gates, 0, &sq, UNSHARED).unwrap_err(), Idle::Failed);
 }
 
-// Goal: a share that becomes smaller than what is in flight lets one more packet go, if no other one requested an acknowledgement.
+// Goal: if a share shrinks below what is in flight, one more packet may leave if no packet in flight requested an acknowledgement.
 #[test]
 fn a_share_that_shrinks_leaves_a_packet_that_is_answered() {
     let mut slot = vec![Granule::default(); send_stride(0, 1, 0)];
@@ -274,12 +273,12 @@ fn poll<'a>(
     requester.poll_transmit(&window, gates, epoch, sq)
 }
 
-/// Packets that it may send now.
+/// Packets that the requester may send now.
 fn waiting(requester: &Requester, now: Instant, sq: &impl SendRing, share: u32) -> u32 {
     requester.waiting(&requester.send_window(now, share), sq)
 }
 
-/// Passes the requester an acknowledgement as from the wire.
+/// Passes an acknowledgement to the requester as if it came from the wire.
 fn acknowledge(requester: &mut Requester, now: Instant, psn: Psn, sq: &impl SendRing) {
     let frame = sim::peer::frame(&stack::wire::Flow::default(), &ack(psn.get(), 1));
     let Ok(stack::wire::Ingress::Roce(layout)) = stack::wire::locate(&frame) else {
@@ -356,14 +355,14 @@ fn q11_last_packet_lost() {
     assert_eq!(rig.done(), [(1, Success)]);
 }
 
-/// No program waits for an unsignalled request: it is acknowledged with a later one, or when the timer requests it.
+/// No program waits for an unsignalled request: it is acknowledged with a later one, or when the timer requests that.
 #[test]
 fn unsignalled_requests_ask_for_their_ack_late() {
     let mut rig = with(|c| (c.qp.send_depth, c.qp.retry_cnt) = (16, 0));
     let said = rig.post_all(&[rig.wr(2, Send, 8).unsignaled(), rig.wr(3, Send, 2000).unsignaled()]);
     assert_eq!(opcodes(&said), [O::RC_SEND_ONLY, O::RC_SEND_FIRST, O::RC_SEND_LAST]);
     assert!(said.iter().all(|s| !s.ack_req));
-    // The timer sends the last packet again, and that is no retry: there are none to spend.
+    // The timer sends the last packet again, which does not count as a retry: no retries are allowed here.
     let said = rig.wait(T + MS);
     assert_eq!(opcodes(&said), [O::RC_SEND_LAST]);
     assert!(said[0].psn == 0x102 && said[0].ack_req);
@@ -371,7 +370,7 @@ fn unsignalled_requests_ask_for_their_ack_late() {
     assert_eq!(rig.node.sends_in_use(rig.qp), 0, "all slots are free");
     assert_eq!(rig.wait(T * 4).len(), 0);
     assert_eq!(rig.state(), QpState::Rts);
-    // A signalled request requests an acknowledgement, and so does one that leaves fewer than half of the slots.
+    // A signalled request requests an acknowledgement, and so does one that leaves less than half of the slots free.
     assert!(rig.post(&rig.wr(4, Send, 8))[0].ack_req);
     let wrs: Vec<SendWr> = (5..14).map(|id| rig.wr(id, Send, 8).unsignaled()).collect();
     let asked: Vec<bool> = rig.post_all(&wrs).iter().map(|s| s.ack_req).collect();
@@ -393,7 +392,7 @@ fn sqd_asks_for_the_ack_of_unsignalled_requests() {
     assert!(said.len() == 1 && said[0].psn == 0x100 && said[0].ack_req, "{said:?}");
 }
 
-/// Transmissions of a request to a silent peer, with their times since the first, and how it ends.
+/// Posts a request to a silent peer. Returns the times of its transmissions, from the first one on, and the rig.
 fn silent(timeout: u8, retry_cnt: u8) -> (Vec<Duration>, Rig) {
     let mut rig = with(|c| (c.qp.timeout, c.qp.retry_cnt) = (timeout, retry_cnt));
     let start = rig.now;
@@ -420,7 +419,7 @@ fn q13_q14_q15_silent_peer() {
 
 #[test]
 fn answers_to_retries_are_waited_for_longer() {
-    // Goal: a peer whose process does not run for a second is no dead peer, at the usual timeout of 67 ms and 7 retries.
+    // Goal: at the usual timeout of 67 ms and 7 retries, a peer whose process does not run for a second is not taken for dead.
     let mut rig = with(|c| (c.qp.timeout, c.qp.retry_cnt) = (14, 7));
     let start = rig.now;
     let mut said = rig.post(&rig.wr(1, Send, 10));
@@ -430,12 +429,12 @@ fn answers_to_retries_are_waited_for_longer() {
     assert!(times[1..].windows(2).all(|two| (T * 3..T * 4).contains(&(two[1] - two[0] + MS))), "{times:?}");
     rig.send(&ack(0x100, 1));
     assert_eq!(rig.done(), [(1, Success)]);
-    // A peer that sends a sequence NAK is alive: what is lost after that is soon sent again.
+    // A peer that sends a sequence NAK is alive: packets that are lost afterwards are resent soon.
     rig.post(&rig.wr(2, Send, 10));
     assert_eq!(rig.send(&ack_with(0x101, 0x60, 1)).len(), 1);
     assert_eq!(rig.wait(T + MS).len(), 1);
     rig.send(&ack(0x101, 2));
-    // A long timeout grows by a bounded time.
+    // A long timeout is extended by a bounded time.
     let t = ack_timeout(17).unwrap();
     let mut rig = with(|c| (c.qp.timeout, c.qp.retry_cnt) = (17, 1));
     rig.post(&rig.wr(1, Send, 10));
@@ -508,7 +507,7 @@ fn q21_rnr_for_ever() {
     assert_eq!(rig.done(), [(1, Success)]);
 }
 
-// A READ whose response is lost goes out again after the wait, too, be it known before the RNR NAK or by it.
+// A READ whose response is lost is sent again after the wait, too, whether the loss is known before the RNR NAK or from it.
 #[test]
 fn q20_rnr_nak_behind_an_unanswered_read() {
     for acks in [&[][..], &[ack(0x101, 1)]] {
@@ -518,7 +517,7 @@ fn q20_rnr_nak_behind_an_unanswered_read() {
         said.push(ack_with(0x102, 0x20 | 20, 1));
         assert!(rig.send_all(&said).is_empty(), "nothing before its delay is over");
         assert_eq!(psns(&rig.wait(rnr_delay(20) + MS)), [0x100, 0x101, 0x102]);
-        // What went out again is lost: the NAK of the peer says something new.
+        // A retransmitted packet is lost: the peer's NAK is news.
         let again = rig.send_all(&[response(O::RC_READ_RESPONSE_ONLY, 0x100, 8), ack_with(0x101, 0x60, 1)]);
         assert_eq!(psns(&again), [0x101, 0x102]);
         rig.send(&ack(0x102, 3));
@@ -526,7 +525,7 @@ fn q20_rnr_nak_behind_an_unanswered_read() {
     }
 }
 
-// The refused packet is lost when it goes out again: its sequence NAK is no echo of an older one.
+// The refused packet is lost when it is sent again: the sequence NAK for it is no echo of an older one.
 #[test]
 fn q20_sequence_nak_after_an_rnr_wait() {
     let mut rig = rig();
@@ -614,7 +613,7 @@ fn q27_read_of_four_packets() {
     assert_eq!(psns(&rig.post(&rig.wr(2, Send, 1))), [0x104]);
 }
 
-/// A READ of 4096 bytes of which only the first response arrived, after the third did: it is requested again.
+/// Posts a READ of 4096 bytes of which the first response and then the third arrive: the rest is requested again.
 fn restarted(rig: &mut Rig) -> Vec<Seen> {
     rig.post(&rig.wr(1, RdmaRead, 4096));
     rig.send(&response(O::RC_READ_RESPONSE_FIRST, 0x100, 1024));
@@ -831,7 +830,7 @@ fn q47_solicited() {
 fn q49_q50_inline() {
     let mut rig = rig();
     let mut wr = SendWr::new(1, Send).inline(b"as it was");
-    wr.sges = vec![Sge { addr: 1, length: 9, lkey: 0xdead_beef }]; // never looked at
+    wr.sges = vec![Sge { addr: 1, length: 9, lkey: 0xdead_beef }]; // never read
     assert_eq!(rig.post(&wr)[0].payload, b"as it was");
     wr.inline = Some(b"overwrite".to_vec());
     assert_eq!(rig.wait(T + MS)[0].payload, b"as it was");
@@ -868,13 +867,13 @@ fn q53_bad_local_keys() {
     }
 }
 
-/// An element with a key that nobody has.
+/// A scatter/gather element with an invalid key.
 fn bad_sge(rig: &Rig, len: usize) -> Sge {
     Sge { lkey: rig.sge(0, 8).lkey ^ 1, ..rig.sge(0, len) }
 }
 
-// Goal: behind a request that fails locally no later one will request the acknowledgement of those before it. So it is requested
-// at once, and the error completion follows the acknowledgement, whichever of the requests is signalled.
+// Goal: after a request that fails locally, no later request will request the acknowledgement of those before it. So it is requested at
+// once, and the error completion follows the acknowledgement, whichever of the requests is signalled.
 #[test]
 fn q53_behind_requests_that_nobody_waits_for() {
     for opcode in [Send, RdmaWrite] {
@@ -894,7 +893,7 @@ fn q53_behind_requests_that_nobody_waits_for() {
     }
 }
 
-// Goal: what is before a request that failed on this side is repeated, as ever, until it is acknowledged.
+// Goal: requests before one that failed locally are retransmitted as usual, until they are acknowledged.
 #[test]
 fn q53_behind_requests_that_are_lost() {
     for (first, len) in [(RdmaWrite, 8), (RdmaRead, 8), (Send, 2000)] {
@@ -921,7 +920,7 @@ fn q53_behind_requests_that_are_lost() {
     assert_eq!(rig.done(), [(1, RetryExcErr), (2, WrFlushErr)]);
 }
 
-// Of a message whose end cannot be built, the packets before it have left.
+// The packets of a message whose end cannot be built have left.
 #[test]
 fn q53_the_end_of_a_message_cannot_be_built() {
     let mut rig = rig();
@@ -936,7 +935,7 @@ fn q53_the_end_of_a_message_cannot_be_built() {
     assert_eq!(rig.done(), [(2, LocProtErr), (3, WrFlushErr)]);
 }
 
-// The memory of a request that was sent is deregistered before a retransmission: if the peer has it nevertheless, it succeeded.
+// The memory of a sent request is deregistered before a retransmission: if the peer nevertheless has the request, it succeeded.
 #[test]
 fn q53_memory_that_goes_before_a_repeat() {
     let mut rig = rig();
@@ -977,13 +976,13 @@ fn q55_unsignalled_request_fails() {
 fn q56_q57_credits() {
     let mut rig = Rig::new();
     rig.post(&rig.wr(1, Send, 8));
-    rig.send(&ack_with(0x100, 0x00, 1)); // none left
+    rig.send(&ack_with(0x100, 0x00, 1)); // no credits left
     let wrs = [2, 3, 4].map(|id| rig.wr(id, Send, 8));
     let said = rig.post_all(&wrs);
     assert_eq!(psns(&said), [0x101], "one may probe");
     assert!(said[0].ack_req);
     assert_eq!(psns(&rig.send(&ack_with(0x101, 0x1f, 2))), [0x102, 0x103], "no limit: all go");
-    // Q57: a WRITE takes no receive.
+    // Q57: a WRITE consumes no receive.
     let mut rig = Rig::new();
     rig.post(&rig.wr(1, Send, 8));
     rig.send(&ack_with(0x100, 0x00, 1));

@@ -1,6 +1,6 @@
-//! The responder of a reliable connection against a hand-made peer. The set-up unless said otherwise: PMTU 1024,
-//! expected PSN 0x100, 4 READs and atomics kept, all remote rights, one region of 64 KiB with all rights, 16
-//! receives of 4096 bytes. An `r` and a number name the case.
+//! The responder of a reliable connection against a simulated peer that sends what the test says. Unless noted otherwise: PMTU 1024,
+//! expected PSN 0x100, 4 READs and atomics kept, all remote rights, one region of 64 KiB with all rights, 16 receives of 4096 bytes.
+//! An `r` and a number name the case.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use Opcode as O;
 
 const E: u32 = 0x100;
 
-/// By then the peer was told of a gap: a timer fires up to a tick late.
+/// A time after which the peer has been sent a NAK for a gap: a timer fires up to a tick late.
 const TOLD: Duration = GAP_LONGEST.saturating_add(Duration::from_micros(5));
 
 fn no_receives(c: &mut RigConfig) {
@@ -43,7 +43,7 @@ fn add(rig: &Rig, psn: u32, n: u64) -> Pkt {
     pkt(O::RC_FETCH_ADD, psn).a().atomic(rig.va(0), rig.rkey(), n, 0)
 }
 
-/// The packet is refused with this NAK, and the queue pair is in ERR.
+/// Checks that the packet is refused with this NAK, and that the queue pair is in ERR.
 #[track_caller]
 fn refused(rig: &mut Rig, pkt: &Pkt, psn: u32, code: NakCode) {
     let said = rig.send(pkt);
@@ -141,7 +141,7 @@ fn r09_r10_duplicate_read() {
     let again = rig.send(&read(&rig, E, 0, 4096));
     assert_eq!(opcodes(&again), opcodes(&first));
     assert_eq!(again[0].payload[100], 0xee, "from current memory");
-    // The tail alone.
+    // Only the tail.
     let tail = rig.send(&read(&rig, E + 2, 2048, 2048));
     assert_eq!(opcodes(&tail), [O::RC_READ_RESPONSE_FIRST, O::RC_READ_RESPONSE_LAST]);
     assert_eq!(psns(&tail), [E + 2, E + 3]);
@@ -344,7 +344,7 @@ fn r19_r20_r21_r22_packet_lengths() {
         rig.send(&pkt(O::RC_SEND_FIRST, E).len(1024));
         refused(&mut rig, &pkt(opcode, E + 1).a().len(len), E + 1, InvalidRequest);
     }
-    // A pad that does not match the length.
+    // A pad count that does not match the length.
     let mut rig = Rig::new();
     rig.send(&pkt(O::RC_WRITE_FIRST, E).reth(rig.va(0), rig.rkey(), 1028).len(1024));
     let mut frame = rig.frame(&pkt(O::RC_WRITE_LAST, E + 1).a().len(4));
@@ -583,7 +583,7 @@ fn r45_receive_with_a_bad_key() {
     assert_eq!(rig.done(), [(1, WcStatus::LocProtErr)]);
 }
 
-// Goal: key 0 is nobody's, also right after another key was used, and when that one is gone.
+// Goal: key 0 is invalid for every receive, also right after another key was used, and when that key is gone.
 #[test]
 fn r45_receive_with_key_0() {
     for gone in [false, true] {

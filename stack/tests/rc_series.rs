@@ -1,5 +1,5 @@
-//! Series against single packets: whatever is posted, answered, refused and lost, a requester that starts series where it can sends
-//! the same packets, and has the same state afterwards, as one that is polled for each packet.
+//! Compares series with single packets. Whatever is posted, answered, refused and lost: a requester that starts series where possible
+//! sends the same packets, and has the same state afterwards, as one that is polled for each packet.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -23,10 +23,10 @@ use stack::wire::{Ext, Flow, Ingress, Opcode, locate};
 const DEPTH: u32 = 64;
 const RTS: Gates = Gates::of(QpState::Rts, QpType::Rc);
 const SQD: Gates = Gates::of(QpState::Sqd, QpType::Rc);
-/// Messages of more bytes are in no series.
+/// Longer messages are not part of a series.
 const LONGEST: u32 = 900;
 
-/// The consumer's end, as the shard has it.
+/// The consumer's end of the send queue, as the shard has it.
 struct Queue(Consumer<Granule>);
 
 impl SendRing for Queue {
@@ -41,7 +41,7 @@ impl SendRing for Queue {
     }
 }
 
-/// A packet, as far as a requester determines it.
+/// The fields of a packet that a requester determines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct SentPacket {
     opcode: Opcode,
@@ -50,7 +50,7 @@ struct SentPacket {
     solicited: bool,
     wr_id: u64,
     offset: u32,
-    /// Bytes that a READ asks for.
+    /// Bytes that a READ requests.
     asked: u32,
 }
 
@@ -64,19 +64,19 @@ struct Wr {
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// The same request this many times.
+    /// Post the same request this many times.
     Post(Wr, u32),
-    /// Up to this many packets; the one with this number cannot be built.
+    /// Send up to this many packets; the one with this index cannot be built.
     Send(u32, Option<u32>),
-    /// The oldest requests that were sent are answered, with this credit code.
+    /// Answer the oldest sent requests, with this credit code.
     Answer(u32, u8),
-    /// The oldest packet that is not answered is refused with this syndrome.
+    /// Refuse the oldest unanswered packet with this syndrome.
     Nak(u8),
-    /// Much time passes.
+    /// Let a long time pass.
     Timeout,
-    /// SQD, and back.
+    /// Change to SQD, and back.
     Drain,
-    /// Another share of what may be in flight.
+    /// Change the share of what may be in flight.
     Share(u32),
 }
 
@@ -95,7 +95,7 @@ fn wr() -> impl Strategy<Value = Wr> {
     let length = prop_oneof![4 => 0..=256u32, 1 => Just(LONGEST), 1 => 257..2000u32, 1 => Just(1 << 31)];
     (opcode, 0..16u32, length, prop::bool::weighted(0.05)).prop_map(|(opcode, bits, length, stale)| Wr {
         opcode,
-        // Signalled every other time, the other flags less often.
+        // Every other request is signalled; the other flags are rarer.
         flags: SendFlags::from_bits_truncate(if bits & 8 == 0 { bits & 2 } else { bits & 7 }),
         length,
         stale,
@@ -117,17 +117,17 @@ fn op() -> impl Strategy<Value = Op> {
 struct Rig {
     tx: Producer<Granule>,
     sq: Queue,
-    /// With series, and without.
+    /// A requester with series, and one without.
     both: [Requester; 2],
     now: Instant,
     gates: Gates,
     posted: u64,
-    /// Requests that were answered: the peer's MSN.
+    /// Number of answered requests: the peer's MSN.
     answered: u32,
     mtu: Mtu,
-    /// First sequence numbers of requests, by their tags.
+    /// First sequence number of each request, by its tag.
     first: HashMap<u64, Psn>,
-    /// Where the parts of READs end: indices of packets, by their tags.
+    /// Where the parts of READs end: packet indices, by the tag of the request.
     ends: HashMap<u64, BTreeSet<u32>>,
     share: u32,
     series: usize,
@@ -182,7 +182,7 @@ impl Rig {
         }
     }
 
-    /// Sends with both; both handle every stop of `poll_transmit` alike.
+    /// Sends from both requesters; both get the same handling of each stop of `poll_transmit`.
     fn send(&mut self, n: u32, bad: Option<u32>) {
         let [with, without] = &mut self.both;
         let (now, gates, sq, share) = (self.now, self.gates, &self.sq, self.share);
@@ -243,7 +243,7 @@ impl Rig {
         }
     }
 
-    /// Passes both a packet from the wire.
+    /// Passes a packet from the wire to both.
     fn receive(&mut self, packet: &Pkt) {
         let bytes = frame(&Flow::default(), packet);
         let Ok(Ingress::Roce(layout)) = locate(&bytes) else { panic!("a response is a packet") };
@@ -258,7 +258,7 @@ impl Rig {
         assert_eq!(results[0], results[1]);
     }
 
-    /// Answers the oldest request that was sent, if there is one.
+    /// Answers the oldest sent request, if any.
     fn answer(&mut self, credits: u8) {
         let Some((first, wqe)) = self.oldest() else { return };
         self.answered += 1;
@@ -268,7 +268,7 @@ impl Rig {
                 let ends = self.ends[&wqe.wr_id].clone();
                 let (mtu, packets) = (self.mtu.bytes() as u32, ends.last().map_or(0, |end| end + 1));
                 if packets > 100 {
-                    return; // READs of as many packets as may be outstanding: they wait for each other
+                    return; // READs of as many packets as may be outstanding wait for each other
                 }
                 for i in 0..packets {
                     let opcode = match (i == 0 || ends.contains(&(i - 1)), ends.contains(&i)) {
@@ -338,12 +338,12 @@ impl Rig {
     }
 }
 
-/// Packets that may be sent now, of a queue pair that shares no window.
+/// Packets that a queue pair without a shared window may send now.
 fn waiting(requester: &Requester, now: Instant, sq: &Queue) -> u32 {
     requester.waiting(&requester.send_window(now, UNSHARED), sq)
 }
 
-/// One packet by [`Requester::poll_transmit`]; whether there was one.
+/// Sends one packet by [`Requester::poll_transmit`]; returns whether there was one.
 fn one(
     requester: &mut Requester,
     now: Instant,
@@ -401,7 +401,7 @@ proptest! {
     }
 }
 
-/// Ensures that the test above compares something: a list of like requests is a series, in one piece but for the end of the ring.
+/// Ensures that the comparison above is not empty: a list of similar requests is one series, except at the end of the ring.
 #[test]
 fn a_list_of_like_requests_is_one_run() {
     let wr = Wr { opcode: WrOpcode::Send, flags: SendFlags::empty(), length: 64, stale: false };
@@ -413,8 +413,8 @@ fn a_list_of_like_requests_is_one_run() {
     const { assert!(ACK_REQ_STRIDE < 40 && 40 < WINDOW_PACKETS, "the series crosses a packet that asks") };
 }
 
-/// Every short history of a send queue gives the same packets wherever its positions and its sequence numbers begin: across the
-/// wrap of 32 and of 24 bits, and across the change of sign.
+/// Goal: every short history of a send queue gives the same packets wherever its positions and sequence numbers begin: across the wrap of
+/// 32 and of 24 bits, and across the change of sign.
 #[test]
 #[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
 fn every_short_history_is_the_same_wherever_numbers_begin() {

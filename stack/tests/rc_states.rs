@@ -1,4 +1,4 @@
-//! States of a reliable connection at work: requests that are posted, received, drained and flushed in each.
+//! A reliable connection in each of its states: requests that are posted, received, drained and flushed.
 
 use std::time::Duration;
 
@@ -152,7 +152,7 @@ fn s27_s28_s29_drain_and_go_on() {
     assert_eq!(rig.done(), [(2, Success), (3, Success)]);
 }
 
-// Goal: SQD drains in the middle of a message: packets of a message that has started are repeated until they are acknowledged.
+// Goal: SQD drains in the middle of a message: packets of a started message are retransmitted until they are acknowledged.
 #[test]
 fn s27_drain_inside_a_message() {
     let mut rig = rig(0, QpState::Rts);
@@ -197,7 +197,7 @@ fn s31_new_values_while_drained() {
     assert_eq!(rig.done(), [(1, RetryExcErr)]);
 }
 
-// Goal: RTS to RTS changes the attributes that it may while requests run.
+// Goal: RTS to RTS changes the permitted attributes while requests run.
 #[test]
 fn new_rnr_timer_while_running() {
     let mut rig = rig(0, QpState::Rts);
@@ -208,7 +208,7 @@ fn new_rnr_timer_while_running() {
     assert_eq!(mtu, Some(Mtu::Mtu1024));
 }
 
-// Goal: a program that sees a receive completion may exit at once, and the peer has its acknowledgement all the same.
+// Goal: a program that has seen a receive completion may exit at once, and the peer still gets its acknowledgement.
 #[test]
 fn a_receive_completion_waits_for_its_acknowledgement() {
     let mut rig = rig(4, QpState::Rts);

@@ -1,4 +1,4 @@
-//! A port that bounds what is in flight: queue pairs share its window, and READs are asked for in parts.
+//! A port that limits what is in flight: queue pairs share its window, and READs are requested in parts.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use Opcode as O;
 use WcStatus::{LocLenErr, RetryExcErr, Success};
 use WrOpcode::{RdmaRead, RdmaWrite, Send};
 
-/// Bytes that a packet of the path MTU 1024 counts.
+/// Bytes for which a packet of path MTU 1024 counts.
 const PACKET: usize = 1024 + 256;
 
-/// A rig whose port lets so many packets be in flight.
+/// A rig whose port allows this many packets in flight.
 fn rig(packets: usize) -> Rig {
     let mut rig = Rig::with(|c| {
         c.receives = 0;
@@ -34,7 +34,7 @@ fn in_flight(rig: &Rig) -> usize {
     rig.node.shard(0, |shard| shard.bytes_in_flight()) as usize / PACKET
 }
 
-/// Sequence number, offset and length of READ requests.
+/// Sequence number, offset and length of each READ request.
 fn asked(said: &[Seen]) -> Vec<(u32, u64, u32)> {
     let of = |seen: &Seen| match seen.ext {
         Ext::Reth(reth) if seen.opcode == O::RC_READ_REQUEST => {
@@ -45,7 +45,7 @@ fn asked(said: &[Seen]) -> Vec<(u32, u64, u32)> {
     said.iter().map(of).collect()
 }
 
-/// The responses to a READ request of so many bytes, each full of its number, with credits without limit.
+/// The responses to a READ request of `len` bytes, each full of its number, with credits without limit.
 fn responses(psn: u32, len: usize, msn: u32) -> Vec<Pkt> {
     responses_with(psn, len, 0x1f, msn)
 }
@@ -72,13 +72,13 @@ fn a_read_of_much_of_the_window_is_asked_for_in_parts() {
     let parts = [(0x100, 0, 8192), (0x108, 8192, 8192), (0x110, 16384, 8192), (0x118, 24576, 8192)];
     assert_eq!(asked(&said), parts, "the window is full");
     assert_eq!(in_flight(&rig), 32);
-    // A part of four packets, and then the next READ: whoever is next waits for as much room.
+    // A part of four packets, and then the next READ, which waits for as much room.
     let first = responses(0x100, 8192, 1);
     assert!(rig.send_all(&first[..3]).is_empty());
     assert_eq!(in_flight(&rig), 29);
     assert_eq!(asked(&rig.send(&first[3])), [(0x120, 32768, 4 * 1024 - 100)]);
     assert_eq!(asked(&rig.send(&first[4])), [(0x124, 0, 1024)]);
-    // READs of a quarter of the window are whole.
+    // READs of at most a quarter of the window are not split.
     let said = self::rig(32).post_all(&[rig.wr(1, RdmaRead, 8192), rig.wr(2, RdmaRead, 100)]);
     assert_eq!(asked(&said), [(0x100, 0, 8192), (0x108, 0, 100)]);
 }
@@ -101,7 +101,7 @@ fn the_parts_of_a_read_are_answered_one_after_the_other() {
 
 #[test]
 fn a_part_counts_as_a_request() {
-    // Goal: READ limit and credits are those of the peer, who sees as many requests as there are parts.
+    // Goal: the READ limit and the credits of the peer apply. The peer sees one request for each part.
     let mut rig = Rig::with(|c| {
         c.receives = 0;
         c.window = Some(32 * PACKET);
@@ -154,21 +154,21 @@ fn what_is_in_flight_is_given_back_however_it_ends() {
         let said = rig.post(&rig.wr(1, RdmaWrite, 12 * 1024));
         assert_eq!((said.len(), in_flight(rig)), (12, 12));
     };
-    // Acknowledged, in parts and all.
+    // Acknowledged partly, and then completely.
     let mut rig1 = rig(32);
     write(&mut rig1);
     rig1.send(&ack(0x104, 0));
     assert_eq!(in_flight(&rig1), 7);
     rig1.send(&ack(0x10b, 1));
     assert_eq!(in_flight(&rig1), 0);
-    // Refused for a while: what was sent is gone, and comes again.
+    // RNR NAK: the sent packets no longer count as in flight, and are sent again.
     let mut rig2 = rig(32);
     write(&mut rig2);
     assert!(rig2.send(&ack_with(0x100, 0x20 | 12, 0)).is_empty());
     assert_eq!(in_flight(&rig2), 0);
     rig2.wait(Duration::from_millis(2));
     assert_eq!(in_flight(&rig2), 12);
-    // Never answered: it is sent again until the retries are used up, and the queue pair flushes.
+    // Never answered: retransmitted until the retries are used up; then the queue pair is flushed.
     rig2.wait(Duration::from_secs(5));
     assert_eq!(rig2.done(), [(1, RetryExcErr)]);
     assert_eq!((rig2.state(), in_flight(&rig2)), (QpState::Err, 0));
@@ -205,8 +205,8 @@ fn a_window_smaller_than_a_packet_lets_one_go() {
     assert_eq!(rig.done(), [(1, Success), (2, Success)]);
 }
 
-/// Queue pairs of two nodes, whose ports let so many packets be in flight, that all write and read; the most that was in flight at
-/// one of them.
+/// Queue pairs of two nodes, whose ports allow this many packets in flight, all write and read. Returns the most that was in flight at
+/// one node.
 fn crowd(queue_pairs: usize, packets: usize) -> usize {
     const LEN: usize = 64 * 1024;
     let node = |index| NodeConfig {

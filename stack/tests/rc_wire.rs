@@ -1,5 +1,5 @@
-//! Frames that a reliable connection must take, and frames that it must drop: without a reply, a completion or a
-//! change of state, and with one counter up. A `p` and a number name the case.
+//! Frames that a reliable connection must accept, and frames that it must drop: without a reply, a completion or a change of state, but
+//! with one counter raised. A `p` and a number name the case.
 
 use sim::peer::{Rig, bth_of, pkt, reseal};
 use sim::rng::Rng;
@@ -10,7 +10,7 @@ fn send_frame(rig: &Rig, len: usize) -> Vec<u8> {
     rig.frame(&pkt(O::RC_SEND_ONLY, 0x100).a().len(len))
 }
 
-/// The frame is dropped without an answer; for this reason, where one is given.
+/// Checks that the frame is dropped without an answer; and for this reason, if one is given.
 #[track_caller]
 fn dropped(rig: &mut Rig, frame: &[u8], reason: Option<Discard>) {
     let before = rig.node.counters();
@@ -25,7 +25,7 @@ fn dropped(rig: &mut Rig, frame: &[u8], reason: Option<Discard>) {
     assert_eq!(rig.state(), QpState::Rts);
 }
 
-/// The connection works as before.
+/// Checks that the connection works as before.
 #[track_caller]
 fn works(rig: &mut Rig) {
     let frame = send_frame(rig, 5);
@@ -89,7 +89,7 @@ fn p17_shorter_than_its_headers() {
         let mut frame = send_frame(&rig, 0);
         let bth = bth_of(&frame);
         frame[bth] = row.opcode.0;
-        // One word less than the headers need, with lengths that match and an ICRC that is right.
+        // One word less than the headers need, with matching lengths and a valid ICRC.
         frame.truncate(bth + usize::from(row.header_len) - 4);
         frame.resize(bth + usize::from(row.header_len), 0);
         let udp = (frame.len() - bth + 8) as u16;
@@ -179,7 +179,7 @@ fn p22_destination_queue_pair() {
         let frame = send_frame(&rig, 4);
         dropped(&mut rig, &frame, Some(Discard::UnknownQpn));
     }
-    // The number of groups; the queue pair is in none.
+    // The multicast queue pair number; this queue pair is in no group.
     rig.flow.dqpn = Qpn::MULTICAST;
     let frame = send_frame(&rig, 4);
     dropped(&mut rig, &frame, Some(Discard::NotOurMulticast));
@@ -195,7 +195,7 @@ fn p23_partition_key() {
         let frame = send_frame(&rig, 4);
         dropped(&mut rig, &frame, Some(Discard::BadPkey));
     }
-    rig.flow.pkey = 0x7fff; // a limited member may talk to a full one
+    rig.flow.pkey = 0x7fff; // a limited member may communicate with a full one
     works(&mut rig);
 }
 
@@ -214,7 +214,7 @@ fn p29_addresses() {
         dropped(&mut rig, &frame, Some(Discard::NotOurAddress));
         rig.flow = flow;
         works(&mut rig);
-        // The link-local address is ours, but not the connection's.
+        // The link-local address belongs to this node, but not to the connection.
         if ipv6 {
             rig.flow.dst = Gid::link_local(rig.node.mac);
             let frame = send_frame(&rig, 4);
@@ -223,7 +223,7 @@ fn p29_addresses() {
     }
 }
 
-// Goal: for any bytes behind a good ICRC, nothing crashes and nothing outside of granted memory is written.
+// Goal: whatever bytes a packet with a valid ICRC has, nothing crashes and nothing outside of granted memory is written.
 #[test]
 fn p37_random_packets() {
     let n: u32 = std::env::var("SIM_PACKETS").ok().and_then(|n| n.parse().ok()).unwrap_or(20_000);
@@ -240,7 +240,7 @@ fn p37_random_packets() {
         let len = rng.pick(&[0, 4, 8, 24, 28, 32, 64, 1024, 1052, 2000]);
         let mut frame = rig.frame(&pkt(O::RC_SEND_ONLY, psn).data(&rng.bytes(len)));
         let bth = bth_of(&frame);
-        // A random opcode of RC, mostly; fields that may hold something plausible.
+        // Mostly a random opcode of RC; fields that may hold plausible values.
         frame[bth] = if rng.one_in(8) { rng.next() as u8 } else { rng.below(0x20) as u8 };
         frame[bth + 1] = if rng.one_in(8) { rng.next() as u8 } else { frame[bth + 1] };
         frame[bth + 8] = rng.next() as u8 & 0x80;

@@ -1,5 +1,5 @@
-//! Behaviour of Linux soft-RoCE on the wire that others do not have, played by a hand-made peer. An `i` and a number name the
-//! case; the same cases against a real kernel need a machine with one.
+//! Behaviour on the wire that is particular to Linux soft-RoCE, simulated by a test peer. An `i` and a number name the case; the same
+//! cases against a real kernel need a machine with one.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn rig() -> Rig {
     rig
 }
 
-/// Packet `i` of the `n` responses to a READ that soft-RoCE saw as a whole: only its very first packet is FIRST.
+/// Response `i` of the `n` to a READ that soft-RoCE processes as a whole: only the very first packet is FIRST.
 fn response(i: u32, n: u32) -> Pkt {
     let opcode = match i {
         0 => O::RC_READ_RESPONSE_FIRST,
@@ -49,8 +49,8 @@ fn i03_soft_roce_is_out_of_receives_for_61_ms() {
     assert_eq!(rig.done(), [(1, Success)]);
 }
 
-// A READ of 64 KiB whose response is lost somewhere: the rest may come from FIRST on, as the specification says, or
-// go on with MIDDLE or LAST.
+// A READ of 64 KiB whose response is lost somewhere: the responses to the rest may begin with FIRST, as in the specification, or
+// continue with MIDDLE or LAST.
 #[test]
 fn i04_read_of_64_kib_with_a_loss_in_the_middle() {
     const N: u32 = 64;
@@ -97,8 +97,8 @@ fn i05_migration_bit_either_way() {
     }
 }
 
-// While the rest of a READ is requested again, responses of the first answer go on arriving, and each of them is out of order:
-// that must not cause further requests.
+// While the rest of a READ is requested again, responses of the first answer continue to arrive, each out of order. They must not cause
+// further requests.
 #[test]
 fn i06_restarted_read_is_asked_for_once() {
     const N: u32 = 16;
@@ -115,7 +115,7 @@ fn i06_restarted_read_is_asked_for_once() {
         assert!(rig.send(&response(i, N)).is_empty(), "packet {i} answers the second request");
     }
     assert_eq!(rig.done(), [(1, Success)]);
-    // A response that came twice is late, and causes no request.
+    // A response that arrived twice is late, and causes no request.
     assert!(rig.send(&response(N - 1, N)).is_empty());
     assert!(rig.wait(Duration::from_millis(500)).is_empty());
 }

@@ -1,4 +1,4 @@
-//! Cases of two hosts: packets that are lost, delayed or duplicated on the way, and the outcome.
+//! Cases with two hosts: packets are lost, delayed or duplicated on the way.
 
 use std::time::Duration;
 
@@ -172,8 +172,7 @@ fn ghost_acknowledgement() {
     assert_eq!(s.world.nodes[A].discarded(Discard::GhostAck), 1);
 }
 
-// Goal: the ACK of a SEND behind a READ whose response is lost makes the READ go again, and nothing waits for
-// the timeout.
+// Goal: the ACK of a SEND after a READ whose response is lost makes the requester send the READ again, without waiting for the timeout.
 #[test]
 fn implied_nak() {
     let mut s = Story::new();
@@ -274,8 +273,8 @@ fn duplicate_older_than_the_window() {
     assert!(s.world.nodes[B].count(Counter::DuplicatesAnswered) >= 1);
 }
 
-// Goal: packets of an earlier life of a queue pair, sent before its RESET, do not reach its next life as long
-// as the numbers differ.
+// Goal: packets of an earlier life of a queue pair, sent before its RESET, do not reach its next life if the sequence numbers
+// differ.
 #[test]
 fn packets_of_an_earlier_life() {
     let mut s = Story::new();
@@ -289,7 +288,7 @@ fn packets_of_an_earlier_life() {
     }
     s.world.forget_windows();
     let ends = s.ends;
-    // The same numbers of queue pairs, but other first sequence numbers.
+    // The same queue pair numbers, but other first sequence numbers.
     for (node, other) in [(A, B), (B, A)] {
         let (gid, qpn) = (s.world.nodes[other].gid, s.world.nodes[other].qp(ends[other].qp).qpn);
         let now = s.world.now;
@@ -322,13 +321,12 @@ fn queue_pair_destroyed_inside_a_message() {
     s.expect_cqe(A, Send, RetryExcErr);
     s.expect_no_cqe(B);
     assert!(s.world.nodes[B].discarded(Discard::UnknownQpn) > 0);
-    s.wait(MS); // the last frame showed that B is still at its Ethernet address: its buffer goes back with the next turn
+    s.wait(MS); // the last frame confirmed B's Ethernet address; its buffer is returned in the next turn
     s.world.check(true).unwrap();
 }
 
-// Goal: a port that panics in the middle of a message, in whatever call, is the end of its shard: nothing is placed from then on,
-// also not in memory whose region is deregistered later; its queue pairs take no requests; the peer's requests fail as if this
-// host were gone.
+// Goal: a panic of a port in the middle of a message, in any call, ends its shard. From then on nothing is placed, not even in memory
+// whose region is deregistered later; its queue pairs take no requests; and the peer's requests fail as if this host were gone.
 #[test]
 fn port_that_panics_inside_a_message() {
     let mut in_the_middle = 0;
@@ -343,7 +341,7 @@ fn port_that_panics_inside_a_message() {
         let before = s.get(B, 1 << 15, 32768);
         s.wait(SECOND);
         assert_eq!(s.get(B, 1 << 15, 32768), before, "nothing is written after that");
-        // Where all of it was there, the acknowledgement may have left.
+        // If the whole message was placed, the acknowledgement may have left.
         if before.iter().any(|byte| *byte != 9) {
             s.expect_cqe(A, RdmaWrite, RetryExcErr);
             in_the_middle += 1;
@@ -361,7 +359,7 @@ fn region_deregistered_inside_a_message() {
     s.world.link(A, B).conditions.path.delay = Duration::from_micros(5);
     s.put(A, 0, &[9; 32768]);
     s.post(A, WrOpcode::RdmaWrite, 32768);
-    // Two bursts of the message are with B when its region goes away.
+    // Two bursts of the message have reached B when its region is deregistered.
     s.world.run_until(MS, |w| w.nodes[B].count(Counter::RequestsReceived) > 0);
     s.world.nodes[B].deregister(s.mrs[B]);
     let before = s.get(B, 1 << 15, 32768);
@@ -371,7 +369,7 @@ fn region_deregistered_inside_a_message() {
     assert_eq!(s.get(B, 1 << 15, 32768), before, "nothing is written after that");
 }
 
-// Goal: frames that arrive on the wrong queue find their shard, whatever the steering.
+// Goal: frames that arrive on the wrong queue reach their shard, whatever the steering.
 #[test]
 fn frames_on_the_wrong_queue() {
     for steering in [Steering::Hash, Steering::Random] {
@@ -414,7 +412,7 @@ fn frames_to_oneself() {
     }
 }
 
-// Goal: every addition counts once, from two queue pairs on two nodes, over links that lose and repeat.
+// Goal: every addition counts once, from two queue pairs on two nodes, over links that lose and duplicate packets.
 #[test]
 fn r54_atomics_of_two_queue_pairs() {
     let n: u64 = std::env::var("SIM_ATOMICS").ok().and_then(|n| n.parse().ok()).unwrap_or(1500);
@@ -468,7 +466,7 @@ fn c03_completion_queue_overflow() {
     assert!(events.contains(&AsyncEvent::CqErr) && events.contains(&AsyncEvent::QpFatal), "{events:?}");
 }
 
-// Goal: the fault injector injects. Each kind of link fault, at the rate of one, changes what arrives.
+// Goal: the fault injector works: each kind of link fault, at a rate of one, changes what arrives.
 #[test]
 fn each_link_fault_reaches_the_other_side() {
     let frame = Rig::new().frame(&pkt(O::RC_SEND_ONLY, 1).len(200));
@@ -497,7 +495,7 @@ fn each_link_fault_reaches_the_other_side() {
     }
 }
 
-// Goal: every corrupted bit is noticed by the ICRC or a length check, none is accepted.
+// Goal: every corrupted bit is noticed by the ICRC or a length check.
 #[test]
 fn corrupted_frames_are_dropped() {
     let mut s = Story::new();
@@ -514,7 +512,7 @@ fn corrupted_frames_are_dropped() {
     assert!(after.discarded(Discard::BadIcrc) > 25);
 }
 
-// Goal: a packet that a switch marked is a packet like any other: nothing is dropped, nothing goes out again.
+// Goal: a packet that a switch marked (ECN) is a packet like any other: it is not dropped, and nothing is sent again.
 #[test]
 fn r61_marks_of_congestion() {
     for ipv6 in [false, true] {
@@ -537,14 +535,14 @@ fn r61_marks_of_congestion() {
         for node in [A, B] {
             let counters = s.world.nodes[node].counters();
             assert_eq!((counters.drops(), counters.get(Counter::Retransmitted)), (0, 0));
-            // ARP and neighbour discovery are marked, too, and counted by nobody.
+            // ARP and neighbour discovery are marked, too, but no counter counts that.
             let marks = counters.get(Counter::MarksReceived);
             assert_eq!(marks, counters.get(Counter::RxFrames) - counters.get(Counter::NetFrames));
         }
     }
 }
 
-// Goal: the faults of a port reach the shard.
+// Goal: the simulated faults of a port reach the shard.
 #[test]
 fn each_port_fault_reaches_the_shard() {
     for fault in [Fault::TxFull, Fault::NoBuffer] {

@@ -1,4 +1,4 @@
-//! Cases of next hops: not resolved yet, gone, moved, claimed by liars; and of threads that are preempted at the wrong moment.
+//! Cases of next hops: unresolved, gone, moved, claimed by other hosts; and of threads that are preempted at the wrong moment.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ fn nothing_passes(world: &mut World, from: usize, to: usize) {
     world.link(from, to).conditions = Conditions::CLEAN.with(Fault::Partition, 1_000_000);
 }
 
-/// A connection whose ends have not resolved each other, and cannot.
+/// A connection whose ends have not resolved each other's addresses, and cannot.
 fn strangers(change: impl FnOnce(&mut QpConfig)) -> (World, [Endpoint; 2]) {
     let mut config = QpConfig::default();
     change(&mut config);
@@ -53,15 +53,15 @@ fn sent(world: &World, from: usize) -> Vec<Seen> {
     tap.iter().filter(|(node, _)| *node == from).map(|(_, seen)| seen.clone()).collect()
 }
 
-/// Time between the first and second packet of A.
+/// Time between the first and the second packet of A.
 fn gap(world: &World) -> Duration {
     let sent = sent(world, A);
     assert!(sent.len() >= 2, "{sent:?}");
     Duration::from_nanos(sent[1].at.nanos_since(sent[0].at))
 }
 
-// Goal: while the next hop is being resolved no timer runs and no retry is charged; the ACK timer starts with the first packet
-// that is sent.
+// Goal: while the next hop is being resolved no timer runs and no retry is used up; the ACK timer starts with the first packet that is
+// sent.
 #[test]
 fn nothing_is_timed_before_the_next_hop_is_found() {
     for timeout in [1, 8, 14] {
@@ -70,7 +70,7 @@ fn nothing_is_timed_before_the_next_hop_is_found() {
         world.run_for(2 * SECOND);
         assert!(sent(&world, A).is_empty());
         assert_eq!(world.nodes[A].count(Counter::Timeouts), 0, "timeout {timeout}");
-        // The answers come; the first packet does not.
+        // Now address resolution succeeds, but the first packet is lost.
         world.heal();
         world.link(A, B).rule = Some({
             let mut n = 0;
@@ -89,7 +89,7 @@ fn nothing_is_timed_before_the_next_hop_is_found() {
     }
 }
 
-// Goal: the peer's address gets no answer: as patient as Linux, and then an error completion.
+// Goal: nobody answers for the peer's address: the stack tries as long as Linux does, and then reports an error completion.
 #[test]
 fn a_peer_that_nobody_answers_for_is_unreachable() {
     for timeout in [0, 1, 14] {
@@ -115,7 +115,7 @@ fn a_peer_that_nobody_answers_for_is_unreachable() {
     }
 }
 
-// Goal: a port that takes no frame, or has no buffer, ends a request too, whether the peer was found before or not.
+// Goal: a request also fails if a port takes no frame, or has no buffer, whether the peer was resolved before or not.
 #[test]
 fn a_dead_port_ends_a_request() {
     for found in [true, false] {
@@ -131,7 +131,7 @@ fn a_dead_port_ends_a_request() {
                     .iter()
                     .for_each(|wire| if starve { wire.starve(true) } else { wire.limit_tx(Some(0)) });
             }
-            // A shard has one spare frame, so the first may get through where there are no others.
+            // A shard has one spare frame, so the first packet may leave even without buffers.
             (0..3).for_each(|_| write(&mut world, &ends));
             let mut done = Vec::new();
             let ended = world.run_until(10 * SECOND, |world| {
@@ -157,7 +157,7 @@ const INTERRUPTIONS: [Duration; 6] = [
     SECOND,
 ];
 
-// Goal: the delay of an RNR NAK counts from when it came, not from the last read of the clock before.
+// Goal: the delay of an RNR NAK starts when it arrived, not at the last reading of the clock before.
 #[test]
 fn an_interrupted_thread_waits_no_less_than_the_rnr_delay() {
     for code in [1, 12, 20] {
@@ -168,7 +168,7 @@ fn an_interrupted_thread_waits_no_less_than_the_rnr_delay() {
                 world.tap.as_ref().unwrap().iter().any(|(n, seen)| *n == B && rnr_nak()(seen))
             };
             assert!(s.world.run_until(MS, refused));
-            // The NAK comes while the thread is preempted.
+            // The NAK arrives while the thread is preempted.
             s.world.interrupt = Some((A, long.max(Duration::from_micros(3))));
             s.world.step().unwrap();
             let came = s.world.now;
@@ -183,7 +183,7 @@ fn an_interrupted_thread_waits_no_less_than_the_rnr_delay() {
     }
 }
 
-// Goal: the ACK timer runs T to 4T from when the packet was sent, not from the last read of the clock before.
+// Goal: the ACK timer runs T to 4T from when the packet was sent, not from the last reading of the clock before.
 #[test]
 fn an_interrupted_thread_retries_no_sooner_than_the_timeout() {
     for timeout in [1, 5, 10, 14] {
@@ -202,7 +202,7 @@ fn an_interrupted_thread_retries_no_sooner_than_the_timeout() {
     }
 }
 
-/// Two nodes with a connection between them, and a third host that claims the addresses of both.
+/// Two nodes with a connection, and a third host that claims the addresses of both.
 fn with_a_liar(ipv6: bool, seed: u64) -> (World, [Endpoint; 2]) {
     let nodes = (0..2).map(|index| NodeConfig { index, ipv6, ..NodeConfig::default() });
     let mut world = World::new(seed, nodes.collect());
@@ -215,7 +215,7 @@ fn counted(world: &World, node: usize, what: NetCounter) -> u64 {
     world.nodes[node].shared.with_net(|net| net.counter(what))
 }
 
-// Goal: whatever a third host claims, and however often, an established connection stays where it is. The world checks each
+// Goal: whatever addresses a third host claims, and however often, an established connection keeps its next hop. The world checks each
 // packet's destination address.
 #[test]
 fn liars_move_and_end_no_connection() {
@@ -233,7 +233,7 @@ fn liars_move_and_end_no_connection() {
                 world.lie();
                 world.run_for(Duration::from_micros(rng.below(400_000)));
             }
-            // An old entry is refreshed.
+            // An old entry is probed again.
             if rng.below(10) == 0 {
                 world.run_for(61 * SECOND);
             }
@@ -253,7 +253,7 @@ fn liars_move_and_end_no_connection() {
     }
 }
 
-// Goal: a flood of claims causes a probe now and then, not one each.
+// Goal: a flood of claims causes a probe at intervals, not one for each claim.
 #[test]
 fn a_flood_of_lies_is_asked_about_rarely() {
     for ipv6 in [false, true] {
@@ -271,7 +271,7 @@ fn a_flood_of_lies_is_asked_about_rarely() {
 // Goal: the checker of destination addresses fires.
 #[test]
 fn a_packet_to_a_liar_is_noticed() {
-    // A host that is the only one to answer the first request has the address.
+    // The third host alone answers the first request, so its claim is accepted.
     let mut world = World::pair(5);
     world.liar = Some(Liar::new(&[world.nodes[B].gid]));
     nothing_passes(&mut world, A, B);
@@ -282,8 +282,8 @@ fn a_packet_to_a_liar_is_noticed() {
     assert_eq!(check::dst_mac(&world.nodes, &[0; 60]), Ok(()), "no packet");
 }
 
-// Goal: failover. The peer's address moves to another Ethernet address, with or without an announcement, and the queue pair
-// follows in the time of a probe.
+// Goal: failover. The peer's address moves to another Ethernet address, with or without an announcement, and the queue pair follows
+// within the time of a probe.
 #[test]
 fn a_peer_that_moved_is_followed() {
     let moved = Mac([2, 0, 0, 0, 0, 0x77]);

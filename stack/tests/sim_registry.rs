@@ -1,5 +1,5 @@
-//! Random lives of a host's processes, one a seed: no run is held twice, all living members are in one registry, and runs rest.
-//! `REGISTRY_SEEDS=<n>` runs so many seeds, from `REGISTRY_FIRST` on.
+//! Random lives of a host's processes, one seed each: no run is leased twice, all living members are in one registry, and runs rest
+//! before they are reused. `REGISTRY_SEEDS=<n>` runs n seeds, from `REGISTRY_FIRST` on.
 
 use sim::registry::host::Plant;
 use sim::registry::{Report, Weather, run};
@@ -46,7 +46,7 @@ fn processes_that_come_and_go_have_one_registry_and_runs_of_their_own() {
         let report = run(seed, weather).unwrap_or_else(|why| {
             panic!("{why}\nREGISTRY_SEEDS=1 REGISTRY_FIRST={seed} repeats it: {weather:?}")
         });
-        // Only those that are stopped, or mad, keep others out.
+        // Only stopped or misbehaving members keep others out.
         if !weather.stops && !weather.madness {
             let kept_out =
                 report.errors.keys().find(|error| ["NoAnswer", "Unfinished"].contains(&error.as_str()));
@@ -67,7 +67,7 @@ fn a_seed_that_runs_again_does_the_same() {
     assert_eq!(runs[0], runs[1]);
 }
 
-// Goal: the checkers see what they are for.
+// Goal: the checkers detect the violations that they check for.
 #[test]
 fn each_planted_mistake_is_seen() {
     let plants = BTreeMap::from([

@@ -1,5 +1,5 @@
-//! XRC across processes: a target whose requests its owner passes on to the members of its domain, as four hosts. A has the initiator,
-//! O owns the target, and the members P and Q have a shared receive queue each.
+//! XRC across processes: the owner of a target relays its requests to the members of its domain. The processes are four simulated hosts:
+//! A is the initiator, O owns the target, and the members P and Q have a shared receive queue each.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ const A: usize = 0;
 const O: usize = 1;
 const MEMBERS: [usize; 2] = [2, 3];
 
-/// Bytes of the longest message, and of the memory that messages go to.
+/// Bytes of the longest message, and of the memory for WRITEs, READs and atomics.
 const LONGEST: usize = 6000;
 const MEMORY: usize = 64 << 10;
 /// Receive requests of a member, each as long as the longest message.
@@ -29,10 +29,10 @@ struct Member {
     cq: CqId,
     srq: SrqId,
     srqn: u32,
-    /// What WRITEs and READs name; a counter for atomics comes first.
+    /// The memory that WRITEs and READs address; a counter for atomics comes first.
     memory: MrId,
     receives: MrId,
-    /// Bytes of the SENDs that it is to get, in order.
+    /// Lengths of the SENDs that the member should receive, in order.
     expected: Vec<u32>,
     got: Vec<u32>,
     posted: u64,
@@ -50,7 +50,7 @@ struct Lab {
     members: Vec<Member>,
     posted: u64,
     done: u64,
-    /// Bytes that each READ is to get, by its tag.
+    /// Length of each READ, by its tag.
     reads: Vec<(u64, usize)>,
 }
 
@@ -59,7 +59,7 @@ impl Lab {
         Self::with_reads(seed, 4)
     }
 
-    /// With this many READs and atomics outstanding at most.
+    /// A lab with at most this many READs and atomics outstanding.
     fn with_reads(seed: u64, reads: u8) -> Self {
         let configs = (0..4).map(|index| NodeConfig { index, ..NodeConfig::default() }).collect();
         let mut world = World::new(seed, configs);
@@ -102,7 +102,7 @@ impl Lab {
         self.world.nodes[O].qp(self.target).qpn
     }
 
-    /// A member joins: it has a shared receive queue, and a shadow of the target.
+    /// Adds a member, with a shared receive queue and a shadow of the target.
     fn join(&mut self, node: usize) {
         let (id, srqn) = (node as u32, 0x80_0000 + node as u32);
         let cq = self.world.nodes[node].create_cq(4096);
@@ -117,7 +117,7 @@ impl Lab {
         self.members.push(member);
     }
 
-    /// Makes a leg to a member, and a shadow of the target there.
+    /// Connects a leg to a member, and creates a shadow of the target there.
     fn make_leg(&mut self, node: usize, cq: CqId) {
         let target = self.target();
         let World { nodes, now, .. } = &mut self.world;
@@ -140,7 +140,7 @@ impl Lab {
         m.posted += 1;
     }
 
-    /// Posts a request of `len` bytes for a member. Whether there was room.
+    /// Posts a request of `len` bytes for a member. Returns whether the queue had room.
     fn post(&mut self, member: usize, opcode: WrOpcode, len: usize) -> bool {
         let m = &mut self.members[member];
         let to = self.world.nodes[m.node].mr(m.memory);
@@ -169,7 +169,7 @@ impl Lab {
         true
     }
 
-    /// Takes completions: all of A's have succeeded, in order, and those of members are of the target.
+    /// Polls completions: all of A's must have succeeded, in order, and those of members must belong to the target.
     fn poll(&mut self) {
         for cqe in self.world.nodes[A].poll_cq(self.cq, 64) {
             assert_eq!((cqe.wr_id, cqe.status), (self.done, WcStatus::Success));
@@ -188,7 +188,7 @@ impl Lab {
         }
     }
 
-    /// Runs until everything posted is complete, at both ends.
+    /// Runs until everything posted has completed, at both ends.
     fn finish(&mut self) {
         let end = self.world.now.after(20 * SECOND);
         while self.done < self.posted {
@@ -205,7 +205,7 @@ impl Lab {
         }
     }
 
-    /// Fails with this status, and the target with it.
+    /// Checks that a request fails with this status, and the target with it.
     fn expect_failure(&mut self, status: WcStatus) {
         let cqes = |lab: &mut World, cq| lab.nodes[A].poll_cq(cq, 64);
         let mut taken = Vec::new();
@@ -234,7 +234,7 @@ fn requests_reach_the_member_that_they_name() {
     lab.finish();
     assert_eq!(lab.world.nodes[A].count(Counter::Retransmitted), 0);
     assert!(lab.members.iter().all(|m| m.got.len() > 4 && m.added > 4));
-    // The initiator sees one responder.
+    // The initiator sees a single responder.
     let sent = lab.world.tap.take().expect("it was set");
     let numbers: Vec<u32> = sent
         .iter()
@@ -249,7 +249,7 @@ fn requests_reach_the_member_that_they_name() {
     }
 }
 
-// Goal: what is behind a message goes to another member, though the initiator has asked for no acknowledgement of the message.
+// Goal: the next message goes to another member, although the initiator has requested no acknowledgement of the message before.
 #[test]
 fn each_message_is_acknowledged_to_the_owner() {
     let mut lab = Lab::new(2);
@@ -280,7 +280,7 @@ fn each_message_is_acknowledged_to_the_owner() {
     lab.finish();
 }
 
-// Every member gets what is its own once, in order, whatever the network and the legs lose, repeat and reorder.
+// Goal: each member gets its requests once and in order, whatever the network and the legs lose, duplicate and reorder.
 #[test]
 #[cfg_attr(miri, ignore = "too long for the interpreter")]
 fn every_request_is_carried_out_once_whatever_is_lost() {
@@ -294,14 +294,14 @@ fn every_request_is_carried_out_once_whatever_is_lost() {
             .with(Fault::LateDuplicate, 2_000);
         let pairs = [(A, O), (O, A), (O, 2), (2, O), (O, 3), (3, O)];
         for (i, (from, to)) in pairs.into_iter().enumerate() {
-            // On some the network is bad, on some the legs are, on some both.
+            // With some seeds the network is bad, with some the legs are, with some both.
             if seed % 3 == 2 || (i < 2) == (seed % 3 == 0) {
                 lab.world.link(from, to).conditions = bad;
             }
         }
         for _ in 0..300 {
             let member = rng.below(2) as usize;
-            // Fewer receive requests than messages now and then: the initiator is told to wait.
+            // Sometimes fewer receive requests than messages are posted: the initiator gets RNR NAKs.
             let m = &lab.members[member];
             if m.posted < m.got.len() as u64 + RECEIVES as u64 && rng.below(8) > 0 {
                 lab.receive(member);
@@ -350,7 +350,7 @@ fn a_member_that_refuses_ends_the_connection() {
     let mut lab = Lab::new(4);
     lab.post(0, WrOpcode::RdmaWrite, 10);
     lab.post(1, WrOpcode::RdmaWrite, 10);
-    // Behind the end of its memory.
+    // Beyond the end of the member's memory.
     let m = &lab.members[0];
     let (va, key) = {
         let node = &lab.world.nodes[m.node];
@@ -365,12 +365,12 @@ fn a_member_that_refuses_ends_the_connection() {
     assert_eq!(lab.world.nodes[O].state(lab.target), QpState::Err);
 }
 
-// Goal: what the owner cannot send at once it sends later, requests and answers alike: nobody sends anything again.
+// Goal: what the owner has no room to send it sends later, requests and responses alike: no end retransmits anything.
 #[test]
 fn packets_wait_while_the_owner_has_no_room() {
     let mut lab = Lab::with_reads(8, 16);
     for i in 0..60 {
-        // READs of one member together have more responses than there is room for.
+        // READs of one member together have more responses than fit.
         lab.receive(i / 16 % 2);
         lab.post(i / 16 % 2, if i % 8 == 0 { WrOpcode::Send } else { WrOpcode::RdmaRead }, LONGEST);
     }
@@ -389,7 +389,7 @@ fn packets_wait_while_the_owner_has_no_room() {
     assert_eq!(lab.world.nodes[A].count(Counter::Retransmitted), 0);
 }
 
-// Goal: a process that ends takes its shared receive queues, and not the connection.
+// Goal: when a member's process ends, its shared receive queues are gone, but the connection continues.
 #[test]
 fn a_member_that_is_gone_leaves_the_others_theirs() {
     let mut lab = Lab::new(5);
@@ -411,8 +411,8 @@ fn a_member_that_is_gone_leaves_the_others_theirs() {
     lab.expect_failure(WcStatus::RemInvReqErr);
 }
 
-// Goal: what a stopped member does not take holds up its own messages, and what is behind them, for as long as the initiator has
-// patience; and its memory is bounded.
+// Goal: a stopped member delays its own messages, and those after them, until the initiator's retries are used up; and the memory for
+// these messages is bounded.
 #[test]
 fn a_member_that_is_stopped_holds_up_what_is_behind_its_messages() {
     let mut lab = Lab::new(6);

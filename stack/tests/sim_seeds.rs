@@ -1,5 +1,5 @@
-//! Random runs, one a seed. `SIM_SEED=<n>` runs one seed alone, `SIM_SEEDS=<n>` so many of them, from
-//! `SIM_FIRST` on, on `SIM_THREADS` threads.
+//! Random runs, one seed each. `SIM_SEED=<n>` runs a single seed, `SIM_SEEDS=<n>` runs n seeds, from `SIM_FIRST` on, on
+//! `SIM_THREADS` threads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -17,16 +17,16 @@ fn number(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is a number, not {text:?}")))
 }
 
-/// Seeds from which on a zero in the report is a failure.
+/// Number of seeds from which on a zero in the report is a failure.
 const ENOUGH: u64 = 300;
-/// Marks that few seeds reach: a zero fails from [`ENOUGH_FOR_RARE`] seeds on. Tests that lead there on purpose:
+/// Marks that few seeds reach: a zero fails from [`ENOUGH_FOR_RARE`] seeds on. Tests that reach them on purpose:
 /// `r52_key_invalidated_while_a_read_is_answered`, `a_replayed_read_does_not_take_the_slot_of_a_new_one` and
 /// `a_nak_is_withdrawn_when_the_packet_comes`.
 const RARE: [Mark; 3] = [Mark::ReadRevoked, Mark::ReplayCutOff, Mark::NakWithdrawn];
-/// Seeds from which on a zero of a rare mark is a failure, too.
+/// Number of seeds from which on a zero of a rare mark is a failure, too.
 const ENOUGH_FOR_RARE: u64 = 10_000;
 
-/// What a run of many seeds must have done.
+/// Operations that must have succeeded in a run of many seeds.
 const WORK: [(QpType, WrOpcode); 28] = {
     use WrOpcode::{
         AtomicCmpAndSwp, AtomicFetchAndAdd, AtomicWrite, BindMw, Flush, LocalInv, RdmaRead, RdmaWrite,
@@ -64,8 +64,8 @@ const WORK: [(QpType, WrOpcode); 28] = {
     ]
 };
 
-// Goal: whatever the network, the ports and the programs do, the stack is safe; and once everything is healed, everything ends.
-// And everything does happen: each fault and each branch of a retry is hit.
+// Goal: whatever the network, the ports and the programs do, the stack is safe; and once all faults end, everything completes. Each fault
+// and each branch of a retry must have occurred.
 #[test]
 fn q60_seeds() {
     let (first, n) = match number("SIM_SEED") {
@@ -117,8 +117,8 @@ fn q60_seeds() {
     }
 }
 
-// Goal: with 1 % loss, reordering and duplication both ways, every request of a long mixed run succeeds, with its data and in its
-// order. `SIM_OPS` sets how many; a million take a while.
+// Goal: with 1 % loss, reordering and duplication both ways, every request of a long mixed run succeeds, in order and with its data.
+// `SIM_OPS` sets the number of requests; a million take a while.
 #[test]
 fn q60_a_long_run() {
     let ops = number("SIM_OPS").unwrap_or(20_000);
@@ -133,7 +133,7 @@ fn q60_a_long_run() {
     }
 }
 
-// Goal: each fault has a name of its own.
+// Goal: fault names are unique.
 #[test]
 fn faults_are_named_once() {
     let mut names: Vec<_> = Fault::ALL.iter().map(|f| f.name()).collect();
@@ -154,7 +154,7 @@ fn a_seed_decides_everything() {
     }
 }
 
-/// A line of a trace without the addresses that the machine chose.
+/// A line of a trace without the addresses, which differ between runs.
 fn strip(line: &str) -> String {
     match line.split_once(" va: ") {
         Some((head, tail)) => format!("{head}{}", tail.split_once(',').map_or("", |t| t.1)),
@@ -162,7 +162,7 @@ fn strip(line: &str) -> String {
     }
 }
 
-// Goal: each checker fires on its fault, in the middle of a run. (The seeds show that each accepts correct runs.)
+// Goal: each checker fires on its fault, in the middle of a run. (The seeds show that each checker accepts correct runs.)
 #[test]
 fn checkers_notice() {
     for (plant, complaint) in [

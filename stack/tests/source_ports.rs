@@ -1,4 +1,4 @@
-//! The source ports of connections, and firewalls that take them for something new.
+//! The source ports of connections, and firewalls that take packets of a connection for a new flow.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ fn story(change: impl FnOnce(&mut QpConfig)) -> Story {
     Story::on(NodeConfig { own_source_ports: true, qps_per_shard: 64, ..NodeConfig::default() }, change)
 }
 
-/// From here to there only packets from port 4791 pass.
+/// From node `from` to node `to`, only packets with source port 4791 pass.
 fn firewall(story: &mut Story, from: usize, to: usize) {
     let rule = |seen: &sim::seen::Seen| if seen.src_port == UDP_PORT { Fate::Pass } else { Fate::Drop };
     story.world.link(from, to).rule = Some(Box::new(rule));
@@ -29,7 +29,7 @@ fn timeouts(story: &Story) -> [u64; 2] {
     [A, B].map(|node| story.world.nodes[node].count(Counter::Timeouts))
 }
 
-/// A message each way.
+/// Exchanges a message in each direction.
 #[track_caller]
 fn both_ways(story: &mut Story) {
     for node in [A, B] {
@@ -51,7 +51,7 @@ fn without_a_firewall_the_port_stays() {
     assert_eq!((left(&story), timeouts(&story)), ([0, 0], [0, 0]));
 }
 
-// One loss says nothing of the port.
+// A single loss does not change the port.
 #[test]
 fn a_loss_is_no_firewall() {
     let mut story = story(|c| c.timeout = 8);
@@ -60,8 +60,8 @@ fn a_loss_is_no_firewall() {
     assert_eq!(left(&story), [0, 0]);
 }
 
-// Before either end, and before both: what leaves goes on from 4791, and the peer answers from there. Whatever the connection's own
-// retries are.
+// A firewall in front of either end, or of both: packets change to source port 4791, and the peer answers from that port, whatever the
+// connection's own retries are.
 #[test]
 fn what_a_firewall_takes_for_new_leaves_from_4791() {
     for walls in [&[(B, A)][..], &[(A, B)], &[(A, B), (B, A)]] {
@@ -74,7 +74,7 @@ fn what_a_firewall_takes_for_new_leaves_from_4791() {
     }
 }
 
-// What is known of a host is known to its next connections; now and then one of them looks whether it is still so.
+// What is known of a host applies to its next connections; at intervals one of them checks whether it still holds.
 #[test]
 fn what_is_known_of_a_host_is_known_to_its_next_connections() {
     let config = || QpConfig { timeout: 14, ..Default::default() };
@@ -97,7 +97,7 @@ fn what_is_known_of_a_host_is_known_to_its_next_connections() {
     assert!(last.is_some_and(|port| port != UDP_PORT), "{last:?}");
 }
 
-// Packets of the peer do not prove that ours arrive.
+// Packets of the peer do not prove that this end's packets arrive.
 #[test]
 fn a_request_of_the_peer_is_no_answer() {
     let mut story = story(|c| c.timeout = 14);
@@ -114,7 +114,7 @@ fn a_request_of_the_peer_is_no_answer() {
     assert_eq!(left(&story)[A], 1);
 }
 
-// A host that answered other ports before has no such firewall: its next queue pairs have ports of their own.
+// A host that answered other source ports before is not behind such a firewall: its next queue pairs have ports of their own.
 #[test]
 fn a_host_that_answered_other_ports_is_not_suspected() {
     let mut story = story(|c| c.timeout = 8);

@@ -1,4 +1,4 @@
-//! A peer whose process is stopped is not dead: over a link that shows it, nothing fails, and nothing is sent again and again.
+//! A peer whose process is stopped is not dead: over a link that reports this, nothing fails, and nothing is retransmitted.
 
 use core::time::Duration;
 
@@ -25,7 +25,7 @@ const REQUESTS: [(WrOpcode, WcOpcode); 3] = [
     (WrOpcode::RdmaRead, WcOpcode::RdmaRead),
 ];
 
-// Goal: whatever retries are allowed, requests outlast a peer that is stopped, and are sent once.
+// Goal: whatever the retry limit, requests outlast a stopped peer, and are sent once.
 #[test]
 fn requests_wait_for_a_stopped_peer() {
     for retry_cnt in [0, 1, 7] {
@@ -47,7 +47,7 @@ fn requests_wait_for_a_stopped_peer() {
     }
 }
 
-// Goal: a peer that takes everything and does not answer is silent, and so is a stopped one behind a port that does not show it.
+// Goal: a peer that takes every frame and does not answer counts as silent, and so does a stopped peer behind a port that cannot report it.
 #[test]
 fn a_silent_peer_still_uses_up_the_retries() {
     for shows in [true, false] {

@@ -1,5 +1,5 @@
-//! Arming against completing: a reader that sleeps until its event comes is never left asleep. `STRESS_MS` sets for how long
-//! (250).
+//! Arming races with completing: a reader that sleeps until its event arrives is never left asleep. `STRESS_MS` sets the duration (250 by
+//! default).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use stack::sync::lanes::{Arm, cq_with_events};
 
 const LANES: usize = 2;
-/// No event takes longer.
+/// Longest time that an event may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
@@ -31,10 +31,10 @@ fn arm_against_complete() {
                         published.fetch_add(1, Ordering::Relaxed);
                     }
                     if writer.publish() {
-                        // Fails when the reader is through.
+                        // Fails when the reader has ended.
                         let _ = events.send(());
                     }
-                    // Now and then slowly, so that the reader finds nothing and sleeps.
+                    // Sometimes slowly, so that the reader finds no completion and sleeps.
                     if n % 16 == 0 {
                         std::thread::yield_now();
                     }

@@ -1,4 +1,4 @@
-//! A port in another process, which sends every frame back: for tests of links between two.
+//! A port in another process, which sends every frame back: for tests of links between two processes.
 #![allow(dead_code, reason = "not every test has a use for everything")]
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 const CHILD: &str = "ROCE_PORT_TEST_CHILD";
 const FORKS: &str = "ROCE_PORT_TEST_FORKS";
-/// The time that a machine may take, however busy it is.
+/// Time limit of a wait, for a machine that is arbitrarily busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The other process: sends every frame back with its first byte changed, until its stdin ends. To be called by a test of
-/// this name; in the process that runs all tests it does nothing.
+/// The other process: sends every frame back with its first byte changed, until its standard input ends. To be called by a test of this
+/// name; in the process that runs all tests it does nothing.
 pub fn child() {
     let Ok(job) = std::env::var(CHILD) else { return };
     let (queues, spec) = job.split_once('|').unwrap();
@@ -37,7 +37,7 @@ pub fn child() {
     echo(&*port, &done);
 }
 
-/// Sends every frame back with its first byte changed, until told to end.
+/// Sends every frame back with its first byte changed, until `done` is set.
 pub fn echo(port: &dyn Port, done: &AtomicBool) {
     let mut all: Vec<_> = (0..port.info().queues).map(|i| port.take_queue(i).unwrap()).collect();
     let mut clock = Ticker::new();
@@ -57,25 +57,25 @@ pub fn echo(port: &dyn Port, done: &AtomicBool) {
     }
 }
 
-/// A fork, which does nothing until it is killed.
+/// Forks a child, which does nothing until it is killed.
 pub fn fork() -> i32 {
     // SAFETY: the child only makes system calls, and dies of one of them at the latest.
     idle_child(unsafe { libc::fork() })
 }
 
-/// A fork that the C library does not know of, so that no handler runs in it: as of a program that makes the system call itself.
+/// Forks a child by the bare system call, as some programs do: the C library does not know of it, and no fork handler runs.
 pub fn fork_without_handlers() -> i32 {
-    // SAFETY: as above. The call has the arguments of fork(2): a signal at the end, and nothing else.
+    // SAFETY: as in `fork`. The call has the arguments of fork(2): a signal for the child's end, and nothing else.
     idle_child(unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as i32)
 }
 
-/// Whether something holds in a fork of this process.
+/// Whether a condition holds in a forked child of this process.
 pub fn in_fork(holds: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child runs what the caller wants to see in a fork, and exits without running anything else of its parent's.
+    // SAFETY: the child runs only what the caller wants to check in a forked child, and exits without running anything else of its parent's.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "{}", std::io::Error::last_os_error());
     if child == 0 {
-        // SAFETY: takes a number. A child that waits for ever ends by a signal.
+        // SAFETY: takes a number. A child that hangs is ended by the signal.
         unsafe { libc::alarm(5 * PATIENCE.as_secs() as u32) };
         let right = std::panic::catch_unwind(std::panic::AssertUnwindSafe(holds)).unwrap_or(false);
         // SAFETY: ends the child at once.
@@ -87,12 +87,12 @@ pub fn in_fork(holds: impl FnOnce() -> bool) -> bool {
     (libc::WIFEXITED(status), libc::WEXITSTATUS(status)) == (true, 7)
 }
 
-/// What a fork returned; in the child, never.
+/// Handles the result of a fork: returns it in the parent, and never returns in the child.
 fn idle_child(child: i32) -> i32 {
     assert!(child >= 0, "{}", std::io::Error::last_os_error());
     if child == 0 {
         loop {
-            // SAFETY: takes numbers. The alarm ends the process, should nobody kill it.
+            // SAFETY: takes numbers. The alarm ends the process if nobody kills it.
             unsafe {
                 libc::alarm(5 * PATIENCE.as_secs() as u32);
                 libc::pause();
@@ -102,7 +102,7 @@ fn idle_child(child: i32) -> i32 {
     child
 }
 
-/// Maintains a port now and then.
+/// Maintains a port at intervals.
 pub struct Ticker(Instant);
 
 impl Ticker {
@@ -121,12 +121,12 @@ impl Ticker {
 /// The other process; killed when dropped.
 pub struct Peer(pub Child);
 
-/// A fork of the other process; killed when dropped.
+/// A forked child of the other process; killed when dropped.
 pub struct Fork(Pid);
 
 impl Fork {
     pub fn lives(&self) -> bool {
-        // A process that is nobody's child any more leaves no zombie that we see.
+        // A process whose parent is not in this test leaves no zombie here.
         rustix::process::test_kill_process(self.0).is_ok()
     }
 }
@@ -148,14 +148,14 @@ impl Peer {
         Self::spawn(spec, queues, |command| command).0
     }
 
-    /// One that forks when its port is open.
+    /// A process that forks a child when its port is open.
     pub fn start_and_fork(spec: &str) -> (Self, Fork) {
         let (peer, said) = Self::spawn(spec, 1, |command| command.env(FORKS, ""));
         let fork = said.iter().find_map(|line| line.strip_prefix("fork is ")?.parse().ok());
         (peer, Fork::of(fork.unwrap()))
     }
 
-    /// One that has a PID namespace of its own, in which we have no number; as root only. `None` where unshare(1) is missing.
+    /// A process in a PID namespace of its own, in which this process has no number; only as root. `None` if unshare(1) is missing.
     pub fn start_in_a_pid_namespace(spec: &str) -> Option<Self> {
         let unshare = || Command::new("unshare");
         if !unshare().args(["--pid", "--fork", "true"]).status().is_ok_and(|status| status.success()) {
@@ -167,7 +167,7 @@ impl Peer {
         Some(Self::spawned(command, spec, 1, |command| command).0)
     }
 
-    /// The other process, and what it said before it was ready.
+    /// Starts the other process; also returns the lines that it printed before it was ready.
     fn spawn(
         spec: &str,
         queues: usize,
@@ -210,16 +210,16 @@ impl Drop for Peer {
     }
 }
 
-/// Makes the calling thread another user's: to the kernel each thread has its own user. As root only.
+/// Changes the user of the calling thread only: to the kernel each thread has its own user. Only as root.
 pub fn become_user(user: u32) {
     for call in [libc::SYS_setresgid, libc::SYS_setresuid] {
-        // SAFETY: takes numbers. Without the C library, which would change every thread.
+        // SAFETY: takes numbers. Called without the C library, which would change every thread.
         let result = unsafe { libc::syscall(call, user, user, user) };
         assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
     }
 }
 
-/// A path without a file.
+/// A path at which no file exists.
 pub fn socket(name: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("roce-{}-{name}.sock", std::process::id()));
     let _ = std::fs::remove_file(&path);
@@ -276,10 +276,10 @@ pub fn exchange(port: &dyn Port, queue: &mut dyn PortQueue, what: &str) {
     }
 }
 
-/// What the test runner writes itself, in between, where a test takes long.
+/// The test runner's own message about a test that takes long; it may appear between other lines.
 const LONG: &str = "has been running for over";
 
-/// The next line that a child says which runs as a test; `None`: it has ended.
+/// The next line of a child that runs as a test; `None` if the child has ended.
 pub fn hear(said: &mut impl BufRead) -> Option<String> {
     loop {
         let mut line = String::new();
