@@ -1,4 +1,4 @@
-//! Addresses: which ones a device accepts, which one a packet is sent from, and what happens to packets whose address is
+//! Addresses: those that a device accepts, the source address of a packet, and what happens to packets whose source address is
 //! removed.
 
 use std::net::{IpAddr, Ipv6Addr};
@@ -50,7 +50,7 @@ impl Host {
     }
 }
 
-/// Two of them on a cable, with this many shards each.
+/// Two such devices on a cable, with this many shards each.
 struct World {
     a: Host,
     b: Host,
@@ -110,7 +110,7 @@ impl World {
         assert!(self.take(&self.a.cq).is_ok());
         self.came_from()
     }
-    /// A's address is replaced by another one, which gets the same index.
+    /// Replaces A's address by another one, which gets the same index.
     fn replace(&self, v6: bool, old: u8, new: u8) {
         let index = self.a.index_of(gid(v6, old));
         self.a.context.remove_address(ip(v6, old)).unwrap();
@@ -143,7 +143,7 @@ fn a_replaced_source_address_is_replaced_in_every_datagram() {
     }
 }
 
-// A handle keeps its address, even when that is removed from the port; its index is not reused meanwhile.
+// A handle keeps its address, even when that address is removed from the port; its index is not reused meanwhile.
 #[test]
 fn a_handle_keeps_its_source_address() {
     let w = World::new(1);
@@ -161,8 +161,8 @@ fn a_handle_keeps_its_source_address() {
     assert_eq!(w.a.context.add_address(ip(false, 4), 24).unwrap(), 1, "free with its last holder");
 }
 
-// A datagram waits for address resolution, or in a drained queue pair, and its handle is gone: its address may then be
-// removed. It must be dropped and counted, and not sent from no address, or from the address that reused the index.
+// A datagram waits for address resolution, or in a drained queue pair, and its handle is destroyed: its source address may then be
+// removed. The datagram must be dropped and counted, and must not leave without that address or with the one that reused the index.
 #[test]
 fn a_waiting_datagram_without_a_source_address_is_dropped_by_name() {
     for (v6, replaced, waits_for_arp) in [
@@ -198,7 +198,7 @@ fn a_waiting_datagram_without_a_source_address_is_dropped_by_name() {
         common::nothing(&w.b.context, &w.b.cq);
         assert_eq!((w.a.dropped(Discard::NoSource), w.a.dropped(Discard::Unreachable)), (1, 0));
         assert_eq!(from.counters().discarded(Discard::NoSource), 1, "of its queue pair, too");
-        // The queue pair continues, from whatever address there is.
+        // The queue pair continues, with whatever address the port has.
         if replaced {
             let ah = w.a.ah(gid(v6, 3), gid(v6, 1));
             w.post(&from, &to, &ah);
@@ -207,7 +207,7 @@ fn a_waiting_datagram_without_a_source_address_is_dropped_by_name() {
     }
 }
 
-// The last handle that holds a removed address: what it leaves in the queue no longer has a source.
+// The last handle that holds a removed address is destroyed: a datagram that it leaves in the queue no longer has a source.
 #[test]
 fn an_address_is_gone_with_its_last_handle() {
     let w = World::new(1);
@@ -226,7 +226,7 @@ fn an_address_is_gone_with_its_last_handle() {
     assert_eq!(w.a.dropped(Discard::NoSource), 1);
 }
 
-// The datagram's handle is gone, but the address is on the port: nothing is lost.
+// The datagram's handle is destroyed, but the address is still on the port: nothing is lost.
 #[test]
 fn a_waiting_datagram_leaves_without_its_handle() {
     let w = World::new(1);
@@ -353,7 +353,7 @@ fn the_default_source_address_fits_the_peer() {
             assert!(w.take(&w.a.cq).is_ok() && w.take(&w.b.cq).is_ok());
         }
     }
-    // To a local address: from itself.
+    // A local peer is addressed from its own address.
     for index in 0..6 {
         let qp = w.a.rc();
         qp.connect_rc(&qp.endpoint(index).unwrap(), &RcOptions::default()).unwrap();
@@ -364,7 +364,7 @@ fn the_default_source_address_fits_the_peer() {
     let peer = theirs.endpoint(1).unwrap();
     qp.connect_rc(&peer, &RcOptions::default().sgid_index(2)).unwrap();
     assert_eq!(chosen(&qp), 2);
-    // Behind a gateway: from an address on the gateway's subnet, not from a link-local one.
+    // A peer behind a gateway is addressed from the gateway's subnet, not from a link-local address.
     let (gateway, gateway6) =
         (Some([10, 1, 0, 254].into()), Some(Ipv6Addr::new(0xfd00, 8, 0, 0, 0, 0, 0, 0xfe)));
     let config = DeviceConfig::default().gateway(gateway).gateway6(gateway6);
@@ -374,7 +374,7 @@ fn the_default_source_address_fits_the_peer() {
         qp.connect_rc(&RcEndpoint { gid: far, ..peer }, &RcOptions::default()).unwrap();
         assert_eq!(chosen(&qp), index);
     }
-    // Without an address of its IP version it is refused with the same message as every call.
+    // Without an address of the peer's IP version the connection is refused, with the same message as in every call.
     let alone = Host::new(DeviceConfig::loopback());
     alone.context.remove_address([192, 0, 2, 1]).unwrap();
     let link_local = alone.context.query_gid(1, 0).unwrap();
@@ -393,7 +393,7 @@ fn mapped_addresses_are_ipv4() {
     let ah = w.a.ah(gid(false, 2), gid(false, 1));
     assert_eq!(w.send(&from, &to, &ah), gid(false, 2));
     ah.destroy();
-    // It is the same address, and its prefix leads to its subnet.
+    // Both are the same address, and the prefix gives the IPv4 subnet.
     let e = w.a.context.add_address(mapped(2), 24).unwrap_err();
     assert_eq!(e.errno(), EINVAL, "{e}");
     w.a.context.remove_address(mapped(2)).unwrap();

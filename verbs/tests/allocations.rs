@@ -1,4 +1,4 @@
-//! Goal: after start the data path allocates nothing, whatever the operation and the type of queue pair.
+//! Goal: after the start the data path allocates nothing, whatever the operation and the type of queue pair.
 //!
 //! The allocator counts allocations of the calling thread; only this thread polls the devices.
 
@@ -14,11 +14,11 @@ use verbs::{
 };
 
 const QKEY: u32 = 0x1111;
-/// Messages of a list.
+/// Requests of a list.
 const BATCH: usize = 16;
-/// Lists that are counted for each case.
+/// Lists that are measured for each case.
 const ROUNDS: usize = 400;
-/// Room of a message.
+/// Bytes reserved for a message.
 const STRIDE: usize = 20 << 10;
 
 struct End {
@@ -75,7 +75,7 @@ impl Link {
         self.b.reactor.poll_once();
     }
 
-    /// One list of requests, and the receives of `b` for it.
+    /// Posts one list of requests, and the receives of `b` for it, and polls the completions.
     fn round(&mut self, wrs: &[SendWr<'_>], recvs: &[RecvWr<'_>], taken: u64) {
         if let Some(rq) = self.b.rq.as_mut().filter(|_| taken > 0) {
             rq.post_recv(recvs).unwrap();
@@ -105,7 +105,7 @@ fn address(link: &Link, ty: QpType) -> Option<(Ah, Qpn)> {
     (ty == QpType::Ud).then(|| (link.a.pd.create_ah(&ah_attr_to(gid, 1)).unwrap(), link.b.qp.qp_num()))
 }
 
-/// Requests of every operation that this type has, each with its name, its size, and whether it takes a receive.
+/// Every operation: its name, whether it consumes a receive, and the types that support it.
 const OPERATIONS: [(&str, bool, &[QpType]); 10] = [
     ("send", true, &[QpType::Rc, QpType::Uc, QpType::Ud]),
     ("send_inline", true, &[QpType::Rc, QpType::Uc, QpType::Ud]),
@@ -189,7 +189,7 @@ fn nothing_is_allocated(ty: QpType, sizes: &[usize]) {
 
 #[test]
 fn reliable_connections_allocate_nothing() {
-    // A packet, and a message of several.
+    // A message of one packet, and a message of several.
     nothing_is_allocated(QpType::Rc, &[64, 20_000]);
 }
 
@@ -234,8 +234,8 @@ fn shared_receive_queues_allocate_nothing() {
     assert_eq!((info.count_total, info.bytes_total), (0, 0), "{info:?}");
 }
 
-/// Bytes that an idle connected queue pair with this many requests each way, and as many READs, takes. Each is connected to
-/// itself.
+/// Bytes of memory of an idle connected queue pair with this many requests each way and this many READs. Each queue pair is connected
+/// to itself.
 fn idle(depth: u32, reads: u8) -> i64 {
     const QPS: usize = 4096; // memory for the states of this many is allocated at once
     let (_context, pd, cq, _) = opened(pair(1).0, 1);

@@ -1,4 +1,4 @@
-//! Each value of query_device and query_port that is no limit on objects (those are in `limits.rs`) is true.
+//! Each value of query_device and query_port that is no limit on objects is true. The limits are in `limits.rs`.
 
 use core::fmt::Debug;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -180,8 +180,8 @@ fn atomic_cap() {
     assert_eq!(word.load(Ordering::Relaxed), ((16 * rounds) << 40) + ours, "none of either is lost");
 }
 
-// From a request to its acknowledgement is one turn of the shard, however long that takes by the clock: the announced delay
-// covers the time that a thread may be kept from making that turn.
+// The time from a request to its acknowledgement is one turn of the shard, however long that takes: the announced delay covers the time
+// for which a thread may be kept from making that turn.
 #[test]
 fn local_ca_ack_delay() {
     let link = Link::new();
@@ -198,7 +198,7 @@ fn local_ca_ack_delay() {
     }
 }
 
-// The limit is memory: 100 000 here, each of which works.
+// The limit is memory: here 100 000, each of which works.
 #[test]
 fn max_ah() {
     const AHS: usize = 100_000;
@@ -227,7 +227,7 @@ fn max_srq_wr_and_max_srq_sge() {
     a.connect_rc(&b.endpoint(1).unwrap(), &options()).unwrap();
     b.connect_rc(&a.endpoint(1).unwrap(), &options()).unwrap();
     let mr = pd.reg_mr(4096, all_rights()).unwrap();
-    // The first with every element, from last to first; then as many as there is room for.
+    // The first request has the largest number of elements, from last to first; then requests until the queue is full.
     let list: Vec<Sge> =
         (0..sges as usize).rev().map(|i| mr.sge(1024 + 2 * i..1026 + 2 * i).unwrap()).collect();
     srq.post_recv(&[RecvWr::new(0, &list)]).unwrap();
@@ -253,7 +253,7 @@ fn max_srq_wr_and_max_srq_sge() {
     assert_eq!(srq.waiting().unwrap(), 0);
 }
 
-// On the device API, as for regions: 65 536 keys.
+// On the device API, as in the test of regions: 65 536 keys.
 #[test]
 fn max_mw() {
     let device = Device::open(DeviceConfig::loopback().drive(Drive::Embedded)).unwrap();

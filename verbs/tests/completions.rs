@@ -19,7 +19,7 @@ fn drives() -> [Drive; 3] {
     [Drive::Embedded, Drive::Caller, Drive::Dedicated { cores: vec![] }]
 }
 
-/// Two queue pairs of one device, whose completion queues have a channel each.
+/// Two queue pairs of one device, whose completion queues have an event channel each.
 struct Armed {
     a: Qp,
     b: Qp,
@@ -43,7 +43,7 @@ impl Armed {
         Self { a, b, cq_a, cq_b, channel, context, _pd: pd }
     }
 
-    /// A sends an empty message to B, and both completions are polled.
+    /// Sends an empty message from A to B, and polls both completions.
     fn message(&self, wr: SendWr<'_>) {
         self.b.post_recv(&[RecvWr::new(1, &[])]).unwrap();
         self.a.post_send(&[wr.signaled()]).unwrap();
@@ -126,7 +126,7 @@ fn c02_every_error_status() {
     is(&p, a[0], 2, &p.a, WcStatus::RemInvReqErr, 0x361);
     is(&p, a[1], 3, &p.a, WcStatus::WrFlushErr, 0x100);
     is(&p, b, 1, &p.b, WcStatus::LocLenErr, 0x608);
-    // Local keys: of the sender, of the receiver.
+    // Invalid local keys: of the sender, and of the receiver.
     let bad = |p: &Pair| {
         let gone = p.pd.reg_mr(64, all_rights()).unwrap();
         let sge = gone.sge(0..8).unwrap();
@@ -146,7 +146,7 @@ fn c02_every_error_status() {
     let p = fragile();
     p.a.post_send(&[SendWr::write(1, &[p.mr.sge(0..8).unwrap()], p.mr.addr(), p.mr.rkey() ^ 1)]).unwrap();
     is(&p, p.done_a(1)[0], 1, &p.a, WcStatus::RemAccessErr, 0x362);
-    // No receive request; no peer.
+    // No receive request; then no peer.
     let p = fragile();
     p.a.post_send(&[SendWr::send(1, &[])]).unwrap();
     is(&p, p.done_a(1)[0], 1, &p.a, WcStatus::RnrRetryExcErr, 0x404);
@@ -154,7 +154,7 @@ fn c02_every_error_status() {
     enter(&p.b, QpState::Reset);
     p.a.post_send(&[SendWr::send(1, &[])]).unwrap();
     is(&p, p.done_a(1)[0], 1, &p.a, WcStatus::RetryExcErr, 0x401);
-    // An operation that the peer's access flags do not allow, with a message in progress at neither side.
+    // An operation that the peer's access flags do not allow. No message is in progress at either side.
     let p = fragile();
     let (attr, mask) = (
         verbs::QpAttr { qp_access_flags: Access::empty().bits(), ..Default::default() },
@@ -168,7 +168,7 @@ fn c02_every_error_status() {
     is(&p, b, 1, &p.b, WcStatus::WrFlushErr, 0x100);
 }
 
-/// The waiting events, each acknowledged.
+/// Fetches and acknowledges the waiting events.
 fn events(context: &Context) -> Vec<(AsyncEvent, EventElement)> {
     std::iter::from_fn(|| context.try_get_async_event()).map(|e| (e.event, e.element)).collect()
 }
@@ -231,14 +231,14 @@ fn c03_overflow() {
         assert!((4..=most).contains(&ids.len()), "{} completions", ids.len());
         assert!(ids.iter().copied().eq(0..ids.len() as u64), "in order, none missing: {ids:?}");
         assert!(small.start_poll().is_err() && small.poll(&mut []).is_ok());
-        // It stays so, and no event is repeated.
+        // The queue stays in error, and no event is repeated.
         enter(&sends, QpState::Reset);
         for _ in 0..50 {
             pump(&context);
         }
         assert!(small.poll(&mut wc).is_err());
         assert_eq!(events(&context), []);
-        // The way out: destroy both.
+        // The program recovers by destroying both.
         sends.destroy().unwrap();
         bystander.destroy().unwrap();
         small.destroy().unwrap();
@@ -282,7 +282,7 @@ fn c03_overflow_by_receives_and_by_flushes() {
     }
 }
 
-// The flush of what was posted in SQE overflows: ERR is not left for RTS.
+// The flush of requests that were posted in SQE overflows the queue: the queue pair goes to ERR instead of RTS.
 #[test]
 fn c03_overflow_on_the_way_from_sqe_to_rts() {
     let context = embedded();
@@ -301,8 +301,8 @@ fn c03_overflow_on_the_way_from_sqe_to_rts() {
     assert_eq!(take(&context, &small, 2).iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [2, 3]);
 }
 
-// An overrun moves the queue pairs that use the queue to ERR. Their flushes into other queues come in the same turn: nothing would
-// cause a later one.
+// An overrun moves the queue pairs that use the queue to ERR. Their flushes into other queues appear in the same turn, because nothing
+// would cause a later one.
 #[test]
 fn c03_what_an_overrun_flushes_comes_in_the_same_turn() {
     let context = embedded();
@@ -356,7 +356,7 @@ fn c05_solicited_only() {
     p.cq_b.req_notify(true).unwrap();
     p.message(SendWr::write_with_imm(3, &[], 0, 0, 1).solicited());
     assert_eq!(p.events().len(), 1, "WRITE with immediate and SE");
-    // An error: A is armed still.
+    // A flushed request is an error; A's queue is still armed.
     enter(&p.a, QpState::Err);
     p.a.post_send(&[SendWr::send(4, &[])]).unwrap();
     assert_eq!(take(&p.context, &p.cq_a, 1)[0].status, WcStatus::WrFlushErr);
@@ -380,7 +380,7 @@ fn c06_any_wins_over_solicited() {
 fn c07_what_is_there_makes_no_event() {
     let p = Armed::new(embedded());
     p.a.post_send(&[SendWr::write(1, &[], 0, 0).signaled()]).unwrap();
-    // Until the completion is in the queue: its slot is free again then.
+    // Until the completion is in the queue: then its slot is free again.
     let start = Instant::now();
     let mut poll = loop {
         pump(&p.context);
@@ -407,7 +407,7 @@ fn c07_what_is_there_makes_no_event() {
     assert_eq!(p.events().len(), 1, "and the arming is not used up");
 }
 
-// Until its events are acknowledged a queue cannot be destroyed: EBUSY at once, or after waiting for the thread that holds
+// A queue cannot be destroyed until its events are acknowledged: EBUSY at once, or after waiting for the thread that holds
 // them.
 #[test]
 fn c08_unacknowledged_events_keep_the_queue() {
@@ -432,7 +432,7 @@ fn c08_unacknowledged_events_keep_the_queue() {
     drop(context);
 }
 
-// A destroy that is refused for the sake of one kind of event takes none of the other.
+// A destroy that is refused because of one kind of event discards no event of the other kind.
 #[test]
 fn c08_a_refused_destroy_keeps_completion_events() {
     let context = embedded();
@@ -482,7 +482,7 @@ fn s35_destroy_waits_for_the_acknowledgement() {
     });
 }
 
-// Events of a queue pair, and of a completion queue, that were not fetched are gone with the object.
+// Events of a queue pair, and of a completion queue, that were not fetched disappear with the object.
 #[test]
 fn s35_events_of_what_is_gone_are_gone() {
     let p = Armed::new(embedded());
@@ -568,7 +568,7 @@ fn c10_resize_waits_for_a_turn_that_is_under_way() {
                     while !resizing.load(Ordering::Acquire) {
                         std::thread::yield_now();
                     }
-                    // Time for a call that would not wait.
+                    // Time in which a call that does not wait would return.
                     std::thread::sleep(Duration::from_millis(50));
                 }
                 true
@@ -604,7 +604,7 @@ fn c10_resize_waits_for_a_turn_that_is_under_way() {
     }
 }
 
-// Resized all the time, while queue pairs on two shards complete into the queue: each completion once, in order.
+// A queue is resized all the time, while queue pairs on two shards complete into it: each completion appears once, in order.
 #[test]
 fn c10_resize_under_load() {
     const EACH: u64 = 3000;
@@ -655,7 +655,7 @@ fn c11_two_threads_poll_one_queue() {
     for (qp, peer) in [(0, 1), (1, 0)] {
         qps[qp].connect_rc(&qps[peer].endpoint(1).unwrap(), &options()).unwrap();
     }
-    // The last polled completion of each work queue. The lock makes the order of polls that of the entries.
+    // The last polled completion of each work queue. The lock makes the order of polls the order of the entries.
     let seen: Mutex<HashMap<(u32, bool), u64>> = Mutex::default();
     let done = |seen: &HashMap<(u32, bool), u64>| seen.values().sum::<u64>() == 4 * EACH;
     std::thread::scope(|scope| {
@@ -678,7 +678,7 @@ fn c11_two_threads_poll_one_queue() {
                 }
             });
         }
-        // A third thread posts; it does not wait for completions, but for room.
+        // A third thread posts; it waits only for room in the queues.
         let start = Instant::now();
         for id in 0..EACH {
             for qp in &qps {
@@ -713,7 +713,7 @@ fn c12_a_destroyed_queue_pair_leaves_no_completions() {
     for _ in 0..100 {
         pump(&p.context);
     }
-    // The completions are in the queue: the first is polled, the others wait behind it.
+    // The completions are in the queue: the first is polled, the others wait after it.
     let mut wc = [Wc::default()];
     assert_eq!((p.cq_a.poll(&mut wc).unwrap(), wc[0].qp_num), (1, gone));
     p.a.destroy().unwrap();
@@ -732,7 +732,7 @@ fn c13_sizes_out_of_range() {
         assert!(e.to_string().contains(&cqe.to_string()), "{e}");
     }
     context.create_cq(1).unwrap();
-    // Other requests for a queue.
+    // Other attributes of a queue that are refused.
     let e = context.create_cq_ex(&CqInitAttr { comp_vector: 1, ..CqInitAttr::new(1) }).unwrap_err();
     assert_eq!(e.errno(), errno::EINVAL, "{e}");
     let e = context.create_cq_ex(&CqInitAttr { wc_flags: CqWcFlags::TM_INFO, ..CqInitAttr::new(1) });
@@ -804,7 +804,7 @@ fn extended_poll_reads_each_field() {
     }
     assert!(!poll.next_poll().unwrap());
     assert_eq!(poll.wr_id(), 2, "it stays where it was");
-    // Another thread may end it, and a third waits for that.
+    // Another thread may end the poll, and a third waits for that.
     std::thread::scope(|s| {
         s.spawn(|| assert_eq!(p.cq_b.poll(&mut [Wc::default()]).unwrap(), 0));
         s.spawn(move || poll.end_poll());
@@ -828,7 +828,7 @@ fn completions_go_to_a_closure() {
             let got = p.cq_a.poll_with(max.min(n - ids.len()), |wc| {
                 assert!(wc.is_ok(), "{wc:?}");
                 ids.push(wc.wr_id);
-                // It may post, and control.
+                // The callback may post, and make control calls.
                 if wc.wr_id == 0 {
                     p.a.post_send([write(40)]).unwrap();
                     assert_eq!(p.a.query().unwrap().0.qp_state, verbs::QpState::Rts);
@@ -840,7 +840,7 @@ fn completions_go_to_a_closure() {
     until(10, 3);
     until(41, 64);
     assert!(ids.iter().copied().eq(0..41), "{ids:?}");
-    // A panic takes away at most what was passed before it.
+    // A panic loses at most the completions that were passed before it.
     p.a.post_send((50..53).map(write)).unwrap();
     pump(&p.context);
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -885,7 +885,7 @@ fn state_cycles_without_a_turn_do_not_overrun_the_queue() {
     assert_eq!(common::take(&context, &cq, 1)[0].wr_id, 7);
 }
 
-/// Two devices with a link between them, which the test turns.
+/// Two linked devices, which the test drives.
 fn two_devices() -> (Context, Context) {
     let (a, b) = pair(1);
     let open = |port, last| {
@@ -895,9 +895,9 @@ fn two_devices() -> (Context, Context) {
     (open(a, 1), open(b, 2))
 }
 
-/// A server answers, and its client sends the next request when it has the answer: the acknowledgement and the request wait for one
-/// turn of the server's. `cqs` makes the server's queues, for what it sends and for what it receives, or one for both. `look` sees them
-/// before that and after each turn, and notes what it finds: 1 for the answer, 10 for the request.
+/// A server answers, and its client sends the next request after the answer: the answer's acknowledgement and the request are received in
+/// the same turn of the server. `cqs` creates the server's queues: one for sends and one for receives, or one for both. `look` polls them
+/// before that turn and after each later one, and notes what it finds: 1 for the completion of the answer, 10 for the request.
 fn answer_and_next_request(cqs: impl Fn(&Context) -> Vec<Cq>, mut look: impl FnMut(&[Cq], &mut Vec<u64>)) {
     let (a, b) = two_devices();
     let (cqs, cq_b) = (cqs(&a), b.create_cq(16).unwrap());
@@ -907,7 +907,7 @@ fn answer_and_next_request(cqs: impl Fn(&Context) -> Vec<Cq>, mut look: impl FnM
     server.connect_rc(&client.endpoint(1).unwrap(), &options()).unwrap();
     client.connect_rc(&server.endpoint(1).unwrap(), &options()).unwrap();
     let mut wc = [Wc::default(); 4];
-    // In the first round the two find each other's Ethernet address.
+    // In the first round the devices resolve each other's Ethernet addresses.
     for round in 0..3 {
         let mut found = Vec::new();
         look(&cqs, &mut found);
@@ -936,7 +936,7 @@ fn answer_and_next_request(cqs: impl Fn(&Context) -> Vec<Cq>, mut look: impl FnM
     }
 }
 
-// Servers take a request that they see before the end of their answer for one that breaks the protocol (tgt does).
+// Some servers (tgt) treat a request that they receive before the completion of their answer as a protocol error.
 #[test]
 fn a_send_completes_before_the_message_that_came_behind_its_acknowledgement() {
     let one = |context: &Context| vec![context.create_cq(16).unwrap()];
@@ -948,7 +948,7 @@ fn a_send_completes_before_the_message_that_came_behind_its_acknowledgement() {
     });
 }
 
-// Programs wait on one channel for what they did last, and do not ask whose event it is (ib_send_lat -e does not).
+// Some programs (ib_send_lat -e) wait on one channel for the completion of their latest call, and do not check which queue an event is of.
 #[test]
 fn events_come_in_the_order_of_the_completions_that_raise_them() {
     let channel = std::cell::OnceCell::new();
@@ -969,7 +969,7 @@ fn events_come_in_the_order_of_the_completions_that_raise_them() {
     });
 }
 
-// What was acknowledged first completes first, whatever else was acknowledged in the turn.
+// The request that was acknowledged first completes first, whatever else was acknowledged in the turn.
 #[test]
 fn sends_of_several_queue_pairs_complete_in_the_order_of_their_acknowledgements() {
     let (a, b) = two_devices();
@@ -983,7 +983,7 @@ fn sends_of_several_queue_pairs_complete_in_the_order_of_their_acknowledgements(
         (n, from, to)
     });
     let mut wc = [Wc::default(); 4];
-    // In the first round the two find each other's Ethernet address.
+    // In the first round the devices resolve each other's Ethernet addresses.
     for round in 0..3 {
         for (n, from, to) in &qps {
             to.post_recv(&[RecvWr::new(0, &[])]).unwrap();
@@ -993,7 +993,7 @@ fn sends_of_several_queue_pairs_complete_in_the_order_of_their_acknowledgements(
         let (start, mut done) = (Instant::now(), Vec::new());
         while done.len() < qps.len() {
             assert!(start.elapsed() < PATIENCE, "{done:?} of round {round}");
-            // The acknowledgements wait for one turn.
+            // The acknowledgements are received in one turn.
             (0..4).for_each(|_| pump(&b));
             pump(&a);
             let n = cq_a.poll(&mut wc).unwrap();

@@ -1,5 +1,5 @@
-//! Counters explain every packet: a hand-made peer causes each drop reason, which must be counted at the device, the shard
-//! and, where the packet has one, the queue pair; so must retries, NAKs by code and messages.
+//! Counters explain every packet: a scripted peer causes each drop reason, which must be counted at the device, the shard and, if the
+//! packet has one, the queue pair. Retries, NAKs by code and messages must be counted, too.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,7 +35,7 @@ impl Bench {
         Self::with_frames(4096)
     }
 
-    /// With this many buffers per queue.
+    /// A bench with this many buffers per queue.
     fn with_frames(frames: usize) -> Self {
         let device = PortOptions { queues: 2, frames, ..PortOptions::default() };
         let one = PortOptions { queues: 1, ..PortOptions::default() };
@@ -134,7 +134,7 @@ impl Bench {
         self.send_frame(&bytes);
         self.turn();
     }
-    /// A valid request: a WRITE of 0 bytes.
+    /// A valid request packet: a WRITE of 0 bytes.
     fn write(&self, psn: u32) -> Pkt {
         pkt(O::RC_WRITE_ONLY, psn).reth(0, 0, 0).a()
     }
@@ -159,15 +159,15 @@ impl Bench {
 /// Where a reason is counted in addition to the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Seen {
-    /// The packet never got to a queue pair.
+    /// Nowhere else: the packet never reaches a queue pair.
     Device,
-    /// The queue pair counts it, too: once.
+    /// The queue pair counts it once, too.
     QueuePair,
-    /// The queue pair counts it, too, once per try.
+    /// The queue pair counts it for each try, too.
     EachTry,
 }
 
-/// How to cause a reason, and where it is counted then. `None`: a peer of an RC queue pair cannot cause it.
+/// How to cause a reason, and where it is then counted. `None` if a peer of an RC queue pair cannot cause it.
 #[allow(clippy::type_complexity, reason = "a table of functions")]
 fn provoke(reason: Discard) -> Option<(Seen, fn(&mut Bench))> {
     fn bytes(b: &mut Bench, change: impl FnOnce(&mut Vec<u8>, usize), seal: bool) {
@@ -244,7 +244,7 @@ fn provoke(reason: Discard) -> Option<(Seen, fn(&mut Bench))> {
             b.later(stack::config::TX_STALL.as_nanos() as u64);
         }),
         Discard::NoBuffer => (Seen::EachTry, fill_the_link),
-        // Reasons of multicast, of datagrams and of unreliable connections: the tests of those types cause them.
+        // Reasons of multicast, of datagrams and of unreliable connections: caused in the tests of those.
         Discard::NotOurMulticast
         | Discard::OwnMulticast
         | Discard::Unreachable
@@ -260,7 +260,7 @@ fn provoke(reason: Discard) -> Option<(Seen, fn(&mut Bench))> {
     Some((seen, how))
 }
 
-/// Acknowledgements that the peer does not receive, until the link is full, or the device has no buffers left.
+/// Causes acknowledgements that the peer does not receive, until the link is full or the device has no buffers left.
 fn fill_the_link(b: &mut Bench) {
     for n in 0..1200 {
         let write = b.write(PEER_PSN + n);
@@ -301,7 +301,7 @@ fn every_reason_has_its_counter() {
     assert_eq!(left_out.len(), 9, "{left_out:?}");
 }
 
-// A queue pair whose packets nobody acknowledges sends until no buffer is left, as a reliable one answers.
+// A queue pair whose packets nobody receives sends until no buffer is left, as a reliable one sends answers.
 #[test]
 fn unreliable_queue_pairs_count_missing_buffers() {
     let b = Bench::with_frames(256);
@@ -321,7 +321,7 @@ fn unreliable_queue_pairs_count_missing_buffers() {
 
 #[test]
 fn naks_are_counted_by_code_both_ways() {
-    // Sent: a gap, a key that does not exist, an opcode out of order.
+    // NAKs that this device sends: for a gap, for a key that does not exist, for an opcode out of order.
     for (counter, packet) in [
         (Counter::NaksSentSequence, pkt(O::RC_WRITE_ONLY, PEER_PSN + 1).reth(0, 0, 0)),
         (Counter::NaksSentAccess, pkt(O::RC_WRITE_ONLY, PEER_PSN).reth(0x1000, 0x77, 4).len(4)),
@@ -341,7 +341,7 @@ fn naks_are_counted_by_code_both_ways() {
     for counted in b.counted() {
         assert_eq!((counted.get(Counter::RnrNaksSent), counted.get(Counter::NaksSent)), (1, 0));
     }
-    // Received.
+    // NAKs that this device receives.
     for (code, counter) in [
         (0x60, Counter::NaksReceivedSequence),
         (0x61, Counter::NaksReceivedInvalid),
@@ -394,7 +394,7 @@ fn retries_and_timeouts_by_cause() {
         assert_eq!((counted.get(Counter::Retransmitted), counted.get(Counter::Timeouts)), (1, 0));
         assert_eq!((counted.get(Counter::SendMessages), counted.get(Counter::SendBytes)), (1, 8));
     }
-    // A READ response that is overtaken by the acknowledgement of a later request.
+    // The acknowledgement of a later request overtakes a READ response.
     let mut b = Bench::new();
     let psn = b.next_psn();
     b.qp.post_send(&[SendWr::read(1, &[b.mr.sge(0..8).unwrap()], 0x1000, 7).signaled()]).unwrap();
@@ -407,7 +407,7 @@ fn retries_and_timeouts_by_cause() {
     }
 }
 
-// Frames that are no RoCE packets go to the IP host, which counts each of their outcomes under a name, too.
+// Frames that are no RoCE packets go to the IP host, which has a named counter for each outcome, too.
 #[test]
 fn frames_of_the_ip_host() {
     let mut b = Bench::new();
@@ -433,7 +433,7 @@ fn frames_and_bytes_of_a_queue_pair() {
     let counted = b.qp.counters() - before;
     assert_eq!((counted.get(Counter::RxFrames), counted.get(Counter::RxBytes)), (3, bytes as u64));
     assert_eq!(counted.get(Counter::DuplicatesAnswered), 1);
-    // Three answers, 62 bytes each: Ethernet 14, IPv4 20, UDP 8, BTH 12, AETH 4, ICRC 4.
+    // Three acknowledgements, 62 bytes each: Ethernet 14, IPv4 20, UDP 8, BTH 12, AETH 4, ICRC 4.
     assert_eq!(b.drain(), 3);
     assert_eq!((counted.get(Counter::TxFrames), counted.get(Counter::TxBytes)), (3, 3 * 62));
 }

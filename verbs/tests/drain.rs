@@ -1,4 +1,4 @@
-//! Draining: when it returns, the completion of every request that was posted before is in its queue.
+//! Draining: when a drain returns, the completions of all requests that were posted before it are in their queues.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -16,7 +16,7 @@ fn drives() -> [Drive; 3] {
     [Drive::Embedded, Drive::Caller, Drive::Dedicated { cores: vec![] }]
 }
 
-/// The entries of the queue, without driving a shard.
+/// Polls the queue without driving a shard.
 fn there(cq: &verbs::Cq) -> Vec<(u64, WcStatus)> {
     let mut wc = [Wc::default(); 64];
     let n = cq.poll(&mut wc).unwrap();
@@ -35,7 +35,7 @@ fn flushed(ids: impl IntoIterator<Item = u64>) -> Vec<(u64, WcStatus)> {
     ids.into_iter().map(|id| (id, WrFlushErr)).collect()
 }
 
-// No other thread drives the embedded device: there is only the calling thread.
+// In the embedded drive the calling thread alone drives the device.
 #[test]
 fn both_queues_are_flushed_in_every_drive() {
     for drive in drives() {
@@ -140,7 +140,7 @@ fn a_full_completion_queue_loses_completions_and_ends() {
     qp.drain_qp(PATIENCE).unwrap();
 }
 
-// Without blocking, by begin_drain: the program polls its shard.
+// The program drains without blocking, by begin_drain, and polls its shard itself.
 #[test]
 fn in_steps_from_a_reactor_of_ones_own() {
     let p = Pair::new(embedded());
@@ -184,7 +184,7 @@ fn orderly_waits_for_the_peer_and_can_go_on() {
     assert!(!drain.try_finish().unwrap());
     assert_eq!(drain.wait(Duration::from_millis(1)).unwrap_err().errno(), errno::ETIMEDOUT);
     assert_eq!(a.qp.state().unwrap(), QpState::Sqd);
-    // Called once more; the answers arrive.
+    // Checked once more after the answers have arrived.
     link.valve.open();
     link.turns(10);
     assert!(drain.try_finish().unwrap());
@@ -217,9 +217,9 @@ fn orderly_with_a_dead_peer_ends_in_err_with_everything_flushed() {
     assert_eq!(a.drained_events(), 0);
 }
 
-/// Threads that post to a queue pair of their own device all the time, while it is drained: the completions of requests
-/// posted before are there when the drain returns, and every accepted request gets its completion. As every program must,
-/// they post no more than the completion queue has room for.
+/// Threads post to a queue pair of their own device all the time, while it is drained. When the drain returns, the completions of
+/// requests posted before are in the queue, and every accepted request gets its completion. As every program must, the threads post no
+/// more than the completion queue has room for.
 #[test]
 fn concurrent_posters_lose_nothing() {
     for drive in drives() {
@@ -227,7 +227,7 @@ fn concurrent_posters_lose_nothing() {
         let p = Pair::new(context);
         let (mut sq, mut rq) = p.a.split().unwrap();
         let (sent, received) = (AtomicU64::new(0), AtomicU64::new(0));
-        // Completions that were polled, of either queue: each has half of the completion queue.
+        // Numbers of polled completions of sends and of receives: each kind has half of the completion queue.
         let (sends_done, receives_done) = (AtomicU64::new(0), AtomicU64::new(0));
         let half = u64::from(p.cq_a.cqe()) / 2;
         let wait_for_room = |posted: &AtomicU64, done: &AtomicU64| {
@@ -237,7 +237,7 @@ fn concurrent_posters_lose_nothing() {
             }
             full
         };
-        // Polls all that is there; returns how many were polled in total.
+        // Polls all available completions; returns how many were polled in total.
         let take = || {
             let mut wc = [Wc::default(); 256];
             loop {
@@ -297,7 +297,7 @@ fn concurrent_posters_lose_nothing() {
     }
 }
 
-// The drain adds no completion, and takes none: another thread may be polling the queue.
+// The drain adds no completion and polls none: another thread may be polling the queue.
 #[test]
 fn the_completion_queue_is_left_alone() {
     let p = Pair::new(embedded());

@@ -12,7 +12,7 @@ use verbs::{
 struct Epoll(OwnedFd);
 
 impl Epoll {
-    /// Waits for these, level-triggered or edge-triggered.
+    /// Waits for these descriptors, level-triggered or edge-triggered.
     fn new(fds: &[RawFd], edge: bool) -> Self {
         // SAFETY: takes a number; the descriptor that it creates has no other owner.
         let epoll = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
@@ -43,7 +43,7 @@ fn set_nonblocking(fd: RawFd, on: bool) {
     assert_eq!(unsafe { libc::fcntl(fd, libc::F_SETFL, flags) }, 0);
 }
 
-// Only the threads of the drive poll the shards: the dedicated ones, the helper with callers, and this loop when embedded.
+// Only the threads of the drive poll the shards: the dedicated ones, the helper in the caller drive, and this loop in the embedded drive.
 #[test]
 fn a_sleeping_program_is_woken_in_each_drive() {
     for drive in [Drive::Caller, Drive::Embedded, Drive::Dedicated { cores: vec![] }] {
@@ -92,15 +92,15 @@ fn a_sleeping_program_is_woken_in_each_drive() {
             a.modify(&attr, mask | AttrMask::EN_SQD_ASYNC_NOTIFY).unwrap();
             assert_eq!(sleep(), Some(events), "{drive:?}");
             let event = context.try_get_async_event().unwrap();
-            // B was in RTS, so the first message raised no COMM_EST: this is the first event of all.
+            // B was in RTS, so the first message raised no COMM_EST, and this is the first event.
             assert_eq!(event.event, AsyncEvent::SqDrained);
             assert_eq!(epoll.wait(0), None);
         }
     }
 }
 
-// Two events, fetched one by one: the descriptor stays readable until the last is fetched, and one that is destroyed
-// with its object leaves it unreadable.
+// Two events are fetched one by one: the descriptor stays readable until the last one is fetched. An event that disappears with its
+// object leaves the descriptor unreadable.
 #[test]
 fn readable_while_something_waits() {
     let context = Context::open(DeviceConfig::loopback().drive(Drive::Embedded)).unwrap();
@@ -130,7 +130,7 @@ fn readable_while_something_waits() {
     assert_eq!(channel.try_get_cq_event(), None);
 }
 
-// A connection event wakes a program that sleeps on its event channel, and the descriptor is readable while one waits.
+// A connection event wakes a program that sleeps on its event channel. The descriptor is readable while an event waits.
 #[test]
 fn connection_events_wake_a_sleeping_program() {
     use verbs::rdma_cm::{CmEventType, ConnParam, PortSpace};
@@ -163,7 +163,7 @@ fn connection_events_wake_a_sleeping_program() {
         assert_eq!(epoll.wait(0), None, "fetched, so not readable");
         client.disconnect().unwrap();
         next(CmEventType::Disconnected).ack();
-        // Waiting events are gone with their identifier.
+        // Waiting events disappear with their identifier.
         assert!(epoll.wait(PATIENCE.as_millis() as i32).is_some());
         drop((client, server));
         assert_eq!(epoll.wait(0), None);

@@ -1,4 +1,4 @@
-//! The error number of every refusal, and that its text names what was wrong.
+//! The error number of every refusal; its text names what was wrong.
 
 use std::sync::{Arc, Mutex, Weak};
 
@@ -194,7 +194,7 @@ fn control_calls_from_inside_a_turn() {
         let mr = mr.lock().unwrap().take().unwrap();
         let (e, mr) = mr.dereg().unwrap_err();
         assert!(matches!(e, VerbsError::Device(DeviceError::InsideTurn)));
-        // Dropped here it cannot be deregistered; its memory must not be freed either.
+        // Dropped inside a turn the region cannot be deregistered, so its memory must not be freed.
         drop(mr);
         let cq = weak_context.upgrade().unwrap().create_cq(1).unwrap();
         refused(weak_pd.upgrade().unwrap().create_qp(&QpInitAttr::rc(&cq, &cq)), EDEADLK, &["inside a turn"]);

@@ -47,7 +47,7 @@ fn s38_the_link_goes_down_and_up() {
     }
 }
 
-// A program may look at the port before its peer is there.
+// A program may query the port before its peer exists.
 #[test]
 fn a_link_that_is_assumed_is_up_whatever_it_is() {
     let dir = std::env::temp_dir().join(format!("roce-assumed-{}", std::process::id()));
@@ -61,7 +61,7 @@ fn a_link_that_is_assumed_is_up_whatever_it_is() {
     let a = open("a", "b", 1, true);
     assert_eq!(state(&a), PortState::Active);
     let b = open("b", "a", 2, false);
-    // Both ends see the link come up; this one reports no change of state.
+    // Both ends see that the link is up, but this end reports no change of state.
     while !a.stats().link_up || !b.stats().link_up {
         std::thread::yield_now();
     }
@@ -74,8 +74,8 @@ fn a_link_that_is_assumed_is_up_whatever_it_is() {
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
-// Addresses are added and removed: events are raised, the peer can be reached at a new one at once, and a connection over one
-// that is removed continues, with its index.
+// Addresses are added and removed: events are raised, the peer can be reached at a new address at once, and a connection over a removed
+// address continues with its index.
 #[test]
 fn s39_addresses_come_and_go() {
     for (v6, drive) in drives().into_iter().flat_map(|d| [(false, d.clone()), (true, d)]) {
@@ -139,7 +139,7 @@ fn s39_addresses_come_and_go() {
         assert_eq!(late.state().unwrap(), QpState::Init, "nothing has changed");
         assert_eq!(a.add_address(ip(101, 1), prefix).unwrap(), 3);
         a.remove_address(ip(101, 1)).unwrap();
-        // Released: the index is free again.
+        // After RESET the index is free again.
         common::enter(&qp_a, QpState::Reset);
         assert_eq!(a.add_address(ip(102, 1), prefix).unwrap(), 2);
         assert_eq!(a.query_gid(1, 2).unwrap(), Gid::from_ip(ip(102, 1)));
@@ -202,14 +202,14 @@ fn a_device_whose_port_always_panics_can_be_closed() {
             let turn = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| reactor.poll_once()));
             assert!(turn.is_err(), "the panic is not hidden");
         } else {
-            // A thread of the device hits the panic by itself, and an event is raised.
+            // A thread of the device meets the panic by itself, and an event is raised.
             let start = std::time::Instant::now();
             while context.try_get_async_event().is_none_or(|e| e.event != AsyncEvent::DeviceFatal) {
                 assert!(start.elapsed() < PATIENCE, "{drive:?}");
                 std::thread::yield_now();
             }
         }
-        // The shard is dead, and holds no object any more.
+        // The shard is dead, and holds no objects.
         assert_eq!(qp.query().unwrap_err().errno(), errno::EIO);
         qp.destroy().unwrap();
         drop((pd, cq, context));

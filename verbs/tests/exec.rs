@@ -1,5 +1,5 @@
-//! Goal: a program that is started by a process with open devices inherits none of their descriptors, whatever the port: with
-//! one of them it would keep a socket listening, or a queue of an interface, for as long as it runs.
+//! Goal: a program that a process with open devices starts inherits none of their descriptors, whatever the port. An inherited descriptor
+//! would keep a socket listening, or a queue of an interface open, for as long as the program runs.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use verbs::{Context, DeviceConfig, Mac, PortState, QpInitAttr};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The descriptors that a program started now inherits beside its standard files, by their targets.
+/// The descriptors that a program started now inherits beside its standard streams, by their targets.
 fn inherited() -> BTreeSet<String> {
     let output = Command::new("ls")
         .args(["-l", "/proc/self/fd"])
@@ -50,7 +50,7 @@ impl Drop for Dir {
     }
 }
 
-/// Opens a device on the port with every kind of object that has a descriptor, and passes it to `look`.
+/// Opens a device on the port, with every kind of object that has a descriptor, and passes it to `look`.
 fn with_device(dir: &Dir, spec: &str, look: impl FnOnce(&Context)) {
     let mut config = DeviceConfig::new(spec.parse::<PortSpec>().unwrap()).shards(2).stats(&*dir.0);
     if !spec.starts_with("udp:") {
@@ -99,7 +99,7 @@ fn sockets_of_the_host_leave_no_descriptor_to_programs() {
     let spec = format!("udp:127.91.{high}.{}", low.clamp(1, 254));
     with_device(&dir, &spec, |context| {
         nothing_is_inherited(&before, &spec, || is_up(context));
-        // A thread that waits for datagrams has one more.
+        // A thread that waits for datagrams has a descriptor of its own.
         assert!(context.get_async_event(Duration::from_millis(20)).is_ok());
         nothing_is_inherited(&before, &spec, || true);
     });
@@ -123,7 +123,7 @@ fn a_memif_leaves_no_descriptor_to_programs() {
     let spec = |role: &str| format!("memif:{},role={role}", dir.path("memif.sock"));
     with_device(&dir, &spec("server"), |server| {
         nothing_is_inherited(&before, "a server alone", || Path::new(&dir.path("memif.sock")).exists());
-        // The client connects, disappears, and another one connects: descriptors that are opened later.
+        // A client connects, disappears, and another client connects: these descriptors are opened later.
         for _ in 0..2 {
             with_device(&dir, &spec("client"), |client| {
                 nothing_is_inherited(&before, "a connected memif", || is_up(server) && is_up(client));

@@ -1,4 +1,4 @@
-//! Resources of the process that run out: each test runs in its own process, with a limit.
+//! Exhausted resources of the process: each test runs in a process of its own, with a limit.
 
 use std::fs::File;
 use std::process::Command;
@@ -10,7 +10,7 @@ use verbs::{Context, DeviceConfig, DeviceError, Drive, OpenError, VerbsError};
 const CHILD: &str = "VERBS_TEST_CHILD";
 const DONE: &str = "the child came to its end";
 
-/// Runs `body` in a child process: this test again, with `ulimit` and one more variable of the environment.
+/// Runs `body` in a child process: the same test again, with `ulimit` and one more environment variable.
 fn in_a_child(test: &str, ulimit: &str, variable: (&str, &str), body: impl FnOnce()) {
     if std::env::var_os(CHILD).is_some() {
         body();
@@ -47,7 +47,7 @@ fn no_file_descriptor() {
         no_descriptor(context.async_fd());
         no_descriptor(verbs::rdma_cm::EventChannel::new());
         assert_eq!(verbs::XrcdOwner::new(&"0:1".parse().unwrap()).unwrap_err().errno(), EMFILE);
-        // One is enough for each of them: the failed calls kept none.
+        // One descriptor is enough for each call: the failed calls kept none.
         files.pop();
         let channel = context.create_comp_channel().unwrap();
         no_descriptor(context.create_comp_channel());
@@ -62,7 +62,7 @@ fn no_file_descriptor() {
 
 #[test]
 fn no_thread() {
-    // No address space has room for such a stack.
+    // No address space can hold a stack of this size.
     in_a_child("no_thread", "-c 0", ("RUST_MIN_STACK", "140737488355328"), || {
         for drive in [Drive::Caller, Drive::Dedicated { cores: vec![] }] {
             let e = Context::open(DeviceConfig::loopback().drive(drive)).unwrap_err();

@@ -1,4 +1,4 @@
-//! Goal: a port on a Linux interface follows its state: down, no carrier, another MTU, deleted. Events are raised, and frames
+//! Goal: a port on a Linux interface follows the interface's state: down, no carrier, another MTU, deleted. Events are raised, and frames
 //! that could not leave are counted. Needs root, to create and change interfaces.
 
 mod common;
@@ -20,7 +20,7 @@ fn ip(args: &str) -> bool {
     Command::new("ip").args(args.split(' ')).output().is_ok_and(|output| output.status.success())
 }
 
-/// Two interfaces that form a cable, removed when the test ends. `None`, with a printed reason, where they cannot be created.
+/// Two interfaces that form a cable, removed when the test ends. `None`, with a printed reason, if they cannot be created.
 struct Veth(String, String);
 
 impl Veth {
@@ -38,7 +38,7 @@ impl Veth {
         }
         let made = Self(a, b);
         for name in [&made.0, &made.1] {
-            // No frames of other sources: the test counts exactly its own.
+            // No frames of other sources: the test expects exactly its own.
             let quiet = format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6");
             let _ = std::fs::write(quiet, "1");
             assert!(ip(&format!("link set {name} up")));
@@ -76,7 +76,7 @@ fn state(device: &Context) -> PortState {
     device.query_port(1).unwrap().state
 }
 
-/// A queue pair on each end, connected.
+/// Two devices, with a connected queue pair on each.
 struct Ends {
     a: Context,
     b: Context,
@@ -132,7 +132,7 @@ fn af_packet_reports_an_interface_that_goes_down_and_comes_back() {
     });
     assert_eq!((state(&ends.a), state(&ends.b)), (PortState::Down, PortState::Down));
 
-    // Frames sent meanwhile are lost, and counted; the connection continues when the interface is back.
+    // Frames sent meanwhile are lost, and counted; the connection continues when the interface is up again.
     ends.post_write(50_000);
     until("the loss is counted", &both, || ends.a.port_stats().tx_dropped > lost);
     assert!(ip(&format!("link set {} up", veth.0)));
@@ -216,7 +216,7 @@ fn a_tap_reports_its_interface_too() {
     assert_eq!(device.query_port(1).unwrap().link_mtu, 1500, "what every release of DPDK carries");
     device.start().unwrap();
     until("it comes up", &[&device], || event(&device) == Some(AsyncEvent::PortActive));
-    // The MTU is what the driver accepted, and the Linux side has the same.
+    // The MTU is the one that the driver accepted, and the Linux interface has the same.
     let carries = device.query_port(1).unwrap().link_mtu;
     let read = || std::fs::read_to_string(format!("/sys/class/net/{name}/mtu")).unwrap();
     assert!((1500..=4200).contains(&carries));
@@ -232,7 +232,7 @@ fn a_tap_reports_its_interface_too() {
     until("PORT_ERR of one that is gone", &[&device], || event(&device) == Some(AsyncEvent::PortErr));
 }
 
-// Goal: over the host's sockets the active MTU is what routes carry, not what the interface that holds the address could.
+// Goal: over the host's sockets the active MTU is the MTU of the routes, not of the interface that holds the address.
 #[test]
 fn a_virtual_address_has_the_mtu_of_the_links() {
     const VIRTUAL: &str = "10.94.9.9";

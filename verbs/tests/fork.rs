@@ -1,5 +1,5 @@
-//! Goal: a fork of a process with open devices can drop its copies of the objects and make any call: nothing panics or hangs,
-//! and nothing of the parent process is touched.
+//! Goal: a forked child of a process with open devices can drop its copies of the objects and make any call. Nothing panics or hangs, and
+//! nothing of the parent process is touched.
 
 mod common;
 
@@ -21,13 +21,13 @@ use verbs::{
     QpAttr, QpInitAttr, QpState, RecvWr, SendWr, VerbsError, Wc, WcStatus,
 };
 
-/// One test at a time: a thread of another one may hold a lock of the test harness at the moment of a fork.
+/// Serializes the tests: at the moment of a fork, another test's thread may hold a lock of the test harness.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Passes `things` to `job` in a fork, which has to exit with success. The parent process keeps them.
+/// Passes `things` to `job` in a forked child, which has to exit with success. The parent process keeps them.
 fn in_fork<T>(things: T, job: impl FnOnce(T)) -> T {
-    // SAFETY: the child runs `job` on its only thread and leaves by `_exit`, without the process's exit handlers. It may find
-    // locks held by threads that it does not have: that is what these tests are about, and an alarm ends it then.
+    // SAFETY: the child runs `job` on its only thread and leaves by `_exit`, without the process's exit handlers. It may meet locks that
+    // threads of its parent held: that is what these tests check, and an alarm ends the child if it hangs.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "{}", std::io::Error::last_os_error());
     if child == 0 {
@@ -115,7 +115,7 @@ impl Ends {
         ends
     }
 
-    /// One turn, if no thread of the device makes them.
+    /// Makes one turn of each device, if no thread of the device does.
     fn turn(&self) {
         for host in [&self.a, &self.b] {
             if let Ok(mut reactor) = host.context.reactor(0) {
@@ -124,7 +124,7 @@ impl Ends {
         }
     }
 
-    /// A message arrives, and its sender gets the completion.
+    /// Sends a message from A to B, and waits for both completions.
     fn talk(&self) {
         let sge = |host: &Host| [host.mr.sge(0..64).unwrap()];
         self.b.qp.post_recv(&[RecvWr::new(1, &sge(&self.b))]).unwrap();
@@ -179,7 +179,7 @@ fn a_fork_that_drops_everything_leaves_the_other_process_its_devices() {
     }
 }
 
-// The capture is buffered: the fork's copy of the buffer must not be written a second time.
+// The capture is buffered: the child's copy of the buffer must not be written a second time.
 #[test]
 fn a_fork_writes_nothing_into_a_capture() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -200,7 +200,7 @@ fn calls_in_a_fork_fail_with_an_error() {
     for drive in drives() {
         let dir = Dir::new();
         let ends = Ends::new(|side| unix(&dir, &drive, side));
-        // The other end's message stays for the parent process, whatever the fork polls.
+        // The other end's message stays for the parent process, whatever the child polls.
         let sge = |host: &Host| [host.mr.sge(0..64).unwrap()];
         ends.b.qp.post_recv(&[RecvWr::new(1, &sge(&ends.b))]).unwrap();
         let ends = in_fork(ends, |ends| {
@@ -225,7 +225,7 @@ fn calls_in_a_fork_fail_with_an_error() {
             assert_eq!(cq.poll(&mut [Wc::default()]).unwrap(), 0);
             refused(qp.destroy().map_err(|(error, _)| error));
             refused(cq.destroy().map_err(|(error, _)| error));
-            // The fork's own device works like any other.
+            // A device that the child opens works like any other.
             let pair = common::Pair::new(common::embedded());
             pair.b.post_recv(&[RecvWr::new(1, &[])]).unwrap();
             pair.a.post_send(&[SendWr::send(2, &[]).signaled()]).unwrap();
@@ -235,7 +235,7 @@ fn calls_in_a_fork_fail_with_an_error() {
     }
 }
 
-// The descriptors that are readable while events wait are shared with a fork.
+// The descriptors that are readable while events wait are shared with a forked child.
 #[test]
 fn a_fork_leaves_events_to_the_other_process() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -274,7 +274,7 @@ fn a_fork_leaves_a_memif_alone() {
         ends.talk();
         let ends = in_fork(ends, |ends| {
             drop(ends);
-            // It may open its own port.
+            // The child may open a port of its own.
             let spec: PortSpec = format!("memif:{}", dir.path("other.sock").display()).parse().unwrap();
             let own = Context::open(DeviceConfig::new(spec).addr([10, 0, 0, 3], 24)).unwrap();
             own.start().unwrap();

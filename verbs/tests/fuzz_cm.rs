@@ -11,7 +11,7 @@ fn fuzz_corpus_cm_service() {
     replay::replay("cm_service", |data| drop(cm_service(data)), 60);
 }
 
-// Goal: the saved inputs reach every outcome of a connection, so that mutations start near each.
+// Goal: the saved inputs reach every outcome of a connection, so that mutations start close to each.
 #[test]
 fn the_inputs_reach_every_end_of_a_connection() {
     let reached: BTreeSet<_> = replay::corpus("cm_service").iter().flat_map(|i| cm_service(i)).collect();

@@ -1,4 +1,4 @@
-//! Opening and querying a device opens no port; the first queue pair does. One test, as DPDK's environment belongs to the
+//! Opening and querying a device opens no port; the first queue pair does. A single test, because DPDK's environment belongs to the
 //! process.
 
 use std::io::Write as _;
@@ -18,7 +18,7 @@ fn the_first_queue_pair_starts_the_port() {
     std::fs::create_dir(&dir).unwrap();
     let spec = |more: &str| format!("memif:{}/memif.sock,{more}", dir.display());
 
-    // Errors in the text, and those that can be seen without DPDK, are still reported at once.
+    // Errors in the text, and errors that can be found without DPDK, are still reported at once.
     for (text, part) in [
         (spec("colour=red"), "there is no option colour"),
         (spec("rsize=15"), "2^14"),
@@ -72,7 +72,7 @@ fn the_first_queue_pair_starts_the_port() {
     assert_eq!((after.mac, after.link_mtu), (port.mac, port.link_mtu));
     context.start().unwrap();
 
-    // The peer's end, started early; the link comes up under the shard that existed before.
+    // The peer's end is started early; the link comes up although this device's shard existed before.
     let peer = Context::open(config(&spec("role=client"))).unwrap();
     peer.start().unwrap();
     let event = context.get_async_event(std::time::Duration::from_secs(10)).unwrap().unwrap();

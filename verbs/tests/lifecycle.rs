@@ -47,7 +47,7 @@ fn handles_may_be_dropped_in_any_order() {
     });
 }
 
-/// A NIC begins at the post, so programs destroy a queue pair as soon as they have posted what needs no answer.
+/// A NIC begins to work at the post, so programs destroy a queue pair as soon as they have posted a request that needs no answer.
 #[test]
 fn what_was_posted_before_a_destroy_is_sent() {
     for drive in [Drive::Caller, Drive::Dedicated { cores: vec![] }] {
@@ -56,7 +56,7 @@ fn what_was_posted_before_a_destroy_is_sent() {
         let (cq_a, cq_b) = (context.create_cq(256).unwrap(), context.create_cq(256).unwrap());
         let mr = pd.reg_mr(64, all_rights()).unwrap();
         let ah = pd.create_ah(&ah_attr_to(context.query_gid(1, 1).unwrap(), 1)).unwrap();
-        // A reliable one waits for the peer's credits after its first message.
+        // A reliable queue pair waits for the peer's credits after its first message.
         for (qp_type, messages) in [(QpType::Ud, 100), (QpType::Uc, 100), (QpType::Rc, 1)] {
             let make = |cq| pd.create_qp(&QpInitAttr { qp_type, ..QpInitAttr::rc(cq, cq) }).unwrap();
             let (a, b) = (make(&cq_a), make(&cq_b));
@@ -160,7 +160,7 @@ fn handles_keep_what_they_need() {
     cq_b.destroy().unwrap();
 }
 
-// Completions of a destroyed queue pair are not returned, and its number is not reused at once.
+// Completions of a destroyed queue pair are not returned by a poll, and its number is not reused at once.
 #[test]
 fn destroyed_queue_pairs_leave_nothing() {
     let context = embedded();
@@ -190,7 +190,7 @@ fn a_region_that_is_gone_grants_nothing() {
     assert_eq!(p.done_a(1)[0].status, WcStatus::RemAccessErr);
 }
 
-// A shard's cached key check for one message does not outlive its turn.
+// A shard's cached key check for one message does not outlast its turn.
 #[test]
 fn a_region_that_goes_between_two_messages_takes_only_the_first() {
     let p = Pair::new(embedded());
@@ -265,7 +265,7 @@ fn copies_in_and_out_of_a_region() {
     assert_eq!(huge.addr() % (2 << 20), 0);
 }
 
-// The same seed gives the same numbers; without one they are unpredictable.
+// The same seed gives the same numbers; without a seed they are unpredictable.
 #[test]
 fn numbers_come_from_the_seed() {
     let numbers = |seed: Option<u64>| {

@@ -1,5 +1,5 @@
-//! What query_device and query_port announce is true: each limit works at its limit and is refused one beyond it, with the
-//! typed error and without a change.
+//! What query_device and query_port announce is true: each limit can be reached, and one more is refused, with the typed error and without
+//! a change.
 
 use crate::common::{self, Pair, all_rights, device, embedded, enter};
 use crate::nowhere::nowhere;
@@ -49,7 +49,7 @@ fn max_qp_wr() {
     p.a.post_send(&sends).unwrap();
     let full = p.a.post_send(&[SendWr::send(0, &[])]).unwrap_err();
     assert_eq!((full.errno(), full.bad_wr), (ENOMEM, 0));
-    // They all arrive, in order.
+    // All messages arrive, in order.
     let mut next = 0;
     while next < u64::from(max) {
         for wc in p.done_b((u64::from(max) - next).min(1024) as usize) {
@@ -150,7 +150,7 @@ fn max_pd() {
     exhausted(context.alloc_pd(), max);
 }
 
-// On the device API, where a region is a range of addresses: this many buffers would take most of this machine's memory.
+// On the device API, where a region is only a range of addresses: this many buffers would take most of this machine's memory.
 #[test]
 fn max_mr_and_max_mr_size() {
     let device = Device::open(DeviceConfig::loopback().drive(Drive::Embedded)).unwrap();
@@ -226,7 +226,7 @@ fn max_qp_rd_atom_and_max_qp_init_rd_atom() {
     }
 }
 
-// 2 GiB from one buffer, sixteen times over. Its arrival is tested packet by packet elsewhere (Q04).
+// 2 GiB from one buffer that is used sixteen times. How they arrive is tested packet by packet elsewhere (Q04).
 #[test]
 fn max_msg_sz() {
     let context = embedded();
@@ -243,7 +243,7 @@ fn max_msg_sz() {
     assert!(matches!(refused.kind, PostErrorKind::TooLong(n) if n == u64::from(max) + 1), "{refused:?}");
     assert_eq!((refused.errno(), refused.bad_wr), (EINVAL, 0));
     sges[15].length -= 1;
-    // Accepted; the key is invalid, which shows only when the request executes.
+    // The post succeeds; the key is invalid, which shows only when the request executes.
     qp.post_send(&[SendWr::write(1, &sges, 0, 0)]).unwrap();
     assert_eq!(common::take(&context, &cq, 1)[0].status, verbs::WcStatus::LocProtErr);
 }
@@ -285,7 +285,7 @@ fn the_gid_table() {
     assert_eq!(table[2].gid.to_string(), "::ffff:192.0.2.9");
     assert_eq!(context.query_gid_ex(1, len).unwrap_err().errno(), EINVAL);
     assert_eq!(context.query_gid_ex(0, 0).unwrap_err().errno(), EINVAL);
-    // Every entry of the table can be used by a connection, and no index beyond them.
+    // A connection can use every entry of the table, and no index beyond.
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(8).unwrap());
     for index in 1..=len {
         let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
@@ -304,7 +304,7 @@ fn the_port() {
     assert_eq!((port.flags, port.link_layer, port.max_vl_num), (QPF_GRH_REQUIRED, LINK_LAYER_ETHERNET, 1));
     assert!(port.port_cap_flags.contains(PortCapFlags::IP_BASED_GIDS));
     assert_eq!((port.bad_pkey_cntr, port.qkey_viol_cntr), (0, 0));
-    // The link's other end is what makes it active.
+    // The port is active because the link has another end.
     let (a, b) = verbs::port::pair(1);
     let context = Context::open(DeviceConfig::new(a)).unwrap();
     assert_eq!(context.query_port(1).unwrap().state, PortState::Active);
@@ -325,9 +325,9 @@ fn names_numbers_and_clock() {
         (mac[0], &mac[1..3], &[0xff, 0xfe][..], &mac[3..])
     );
     assert_eq!((attr.vendor_id, attr.vendor_part_id, attr.hw_ver), (0x52_6f43, 1, 0));
-    // The clock advances by its announced frequency: in nanoseconds.
+    // The clock advances at its announced frequency: in nanoseconds.
     assert_eq!((attr.hca_core_clock, attr.completion_timestamp_mask), (1_000_000, u64::MAX));
-    // Read between two readings of another clock: a thread that loses its core in between loses it for both.
+    // Read between two readings of another clock: a preemption in between affects both.
     let outer = std::time::Instant::now();
     let before = a.now();
     let inner = std::time::Instant::now();
@@ -340,7 +340,7 @@ fn names_numbers_and_clock() {
     assert!(ticks >= least - least / 10 && ticks <= most + most / 10, "{ticks} in {least} to {most} ns");
 }
 
-// A flag that is set is a feature that works; the device lacks the features of the others.
+// Each set flag stands for a feature that works; the device lacks the features of the other flags.
 #[test]
 fn capabilities() {
     let context = embedded();

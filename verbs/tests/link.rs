@@ -1,5 +1,5 @@
-//! Two devices joined by a cable that can be shut towards one of them, on a manual clock: nothing here depends on the
-//! machine's load.
+//! Two devices joined by a cable that can be blocked towards one of them, on a manual clock: nothing here depends on the machine's
+//! load.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -22,7 +22,7 @@ use crate::common::{all_rights, pump};
 /// Bytes of the memory of each end, and of each side.
 pub const MEMORY: usize = 256 << 10;
 
-/// While shut, no frame arrives; sent frames wait on the link.
+/// Blocks received frames while it is shut: sent frames then wait on the link.
 #[derive(Clone, Default)]
 pub struct Valve(Arc<AtomicBool>);
 
@@ -51,7 +51,7 @@ pub struct Seen {
     pub dqpn: u32,
 }
 
-/// A capture file, which is removed when the test ends, however it ends.
+/// A capture file, removed when the test ends, whether or not it fails.
 struct Capture(PathBuf);
 
 impl Drop for Capture {
@@ -70,13 +70,13 @@ pub struct Cable {
 }
 
 impl Cable {
-    /// This many shards each.
+    /// Devices with this many shards each.
     pub fn new(shards: usize) -> Self {
         Self::with(shards, None)
     }
 
-    /// One shard each; the frames on the cable are captured, for [`close`](Self::close) to read. Each test of a file needs
-    /// its own name.
+    /// Devices with one shard each. The frames on the cable are captured, and [`close`](Self::close) reads the capture. Each test of a file
+    /// needs its own name.
     pub fn recorded(name: &str) -> Self {
         let file = format!("verbs-{name}-{}.pcap", std::process::id());
         Self::with(1, Some(Capture(std::env::temp_dir().join(file))))
@@ -100,7 +100,7 @@ impl Cable {
         Self { a, b, valve, clock, capture }
     }
 
-    /// One turn of both devices, a microsecond each.
+    /// Makes one turn of both devices, and advances the clock by a microsecond for each.
     pub fn turn(&self) {
         self.clock.fetch_add(1000, Ordering::AcqRel);
         pump(&self.a);
@@ -111,7 +111,7 @@ impl Cable {
             self.turn();
         }
     }
-    /// Lets time pass in steps of 100 microseconds.
+    /// Advances the clock in steps of 100 microseconds, and makes turns.
     pub fn wait(&self, time: Duration) {
         for _ in 0..time.as_micros().div_ceil(100) {
             self.clock.fetch_add(99_000, Ordering::AcqRel);
@@ -119,7 +119,7 @@ impl Cable {
         }
     }
 
-    /// Drives both until `done`, in bigger steps when it takes long; at most ten seconds of their clock.
+    /// Drives both until `done`, in larger steps of the clock if it takes long; at most ten seconds of the clock.
     pub fn until(&self, what: &str, mut done: impl FnMut() -> bool) {
         for turns in 0.. {
             if done() {
@@ -162,7 +162,7 @@ impl Cable {
         }
     }
 
-    /// Closes both devices, to which no reference may exist, and reads the capture, if there is one.
+    /// Closes both devices, to which no reference may exist, and reads the capture, if any.
     pub fn close(self) -> Vec<Seen> {
         let Self { a, b, capture, .. } = self;
         for context in [a, b] {
@@ -191,7 +191,7 @@ impl Cable {
     }
 }
 
-/// One side of a test: a domain, a region, a completion queue.
+/// The objects of one side of a test: a domain, a region, a completion queue.
 pub struct Side {
     pub cq: Cq,
     pub mr: Mr,
@@ -222,7 +222,7 @@ pub fn connect(a: &Qp, b: &Qp, options: &RcOptions) {
     }
 }
 
-/// An RC queue pair of `a`, connected to one of `b` that is made with `init`.
+/// An RC queue pair of `a`, connected to a queue pair of `b` that is created with `init`.
 pub fn rc_to(a: &Side, b: &Side, init: &QpInitAttr<'_>, options: &RcOptions) -> (Qp, Qp) {
     let from = a.pd.create_qp(&QpInitAttr::rc(&a.cq, &a.cq)).unwrap();
     let to = b.pd.create_qp(init).unwrap();
@@ -269,7 +269,7 @@ impl End {
         self.qp.modify(&QpAttr { qp_state, ..QpAttr::default() }, AttrMask::STATE).unwrap();
     }
 
-    /// RTS to SQD, with the event requested.
+    /// Changes RTS to SQD, and requests the event.
     pub fn to_sqd(&self) {
         let attr = QpAttr { qp_state: QpState::Sqd, en_sqd_async_notify: true, ..QpAttr::default() };
         self.qp.modify(&attr, AttrMask::STATE | AttrMask::EN_SQD_ASYNC_NOTIFY).unwrap();
@@ -299,7 +299,7 @@ impl Link {
         Self::with(&RcOptions::default(), |init| init)
     }
 
-    /// With these options (address and path MTU 1024 are given) and these queue pairs.
+    /// A link with these options and queue pairs; address and path MTU 1024 are fixed.
     pub fn with(options: &RcOptions, init: impl Fn(QpInitAttr<'_>) -> QpInitAttr<'_>) -> Self {
         let cable = Cable::new(1);
         let end = |context: &Arc<Context>| {

@@ -1,5 +1,5 @@
-//! Tests of the verbs, as one binary. They share a process: none changes its environment, counts its threads or
-//! descriptors, or ends it. Those that do are binaries of their own, listed in `Cargo.toml` with the reason.
+//! Tests of the verbs, in one binary. They share a process: no test changes its environment, counts its threads or file descriptors, or
+//! ends it. Tests that do are separate binaries, listed in `Cargo.toml` with the reason.
 
 mod addresses;
 mod announced;

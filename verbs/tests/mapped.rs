@@ -1,4 +1,4 @@
-//! Memory of a program that it maps and unmaps as it likes, for the tests of regions on demand.
+//! Memory that a program maps and unmaps at any time, for the tests of on-demand regions.
 
 use core::ffi::c_void;
 use core::ops::Range;
@@ -6,7 +6,7 @@ use core::ptr;
 
 use verbs::{Access, Mr, Pd};
 
-/// Pages at addresses that nothing else gets. Regions of them are [on demand](Access::ON_DEMAND).
+/// Pages at addresses that no other allocation gets. Regions on them are [on demand](Access::ON_DEMAND).
 pub struct Mapped {
     at: *mut c_void,
     len: usize,
@@ -14,7 +14,7 @@ pub struct Mapped {
 
 fn pages(at: *mut c_void, len: usize, protection: i32, flags: i32) -> *mut c_void {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags;
-    // SAFETY: new pages, or in place of those of a `Mapped`, to which there are no references.
+    // SAFETY: new pages, or pages in place of those of a `Mapped`, to which no references exist.
     let got = unsafe { libc::mmap(at, len, protection, flags, -1, 0) };
     assert_ne!(got, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
     got
@@ -33,31 +33,31 @@ impl Mapped {
         self.at.wrapping_byte_add(range.start)
     }
 
-    /// Registers all of it, mapped or not.
+    /// Registers all of the pages, mapped or not.
     pub fn register(&self, pd: &Pd, access: Access) -> Mr {
         assert!(access.contains(Access::ON_DEMAND));
-        // SAFETY: it need not stay mapped, as no test calls a method of the region that accesses it; nobody has a reference to it.
+        // SAFETY: the pages need not stay mapped, because no test calls a method of the region that accesses them; no references exist.
         unsafe { pd.reg_mr_raw(self.at.cast(), self.len, access) }.unwrap()
     }
 
-    /// Makes it as if nothing were mapped: no access works, and no other thread of the tests is given the addresses.
+    /// Makes the range inaccessible, as if nothing were mapped there; no other thread of the tests is given the addresses.
     pub fn unmap(&self, range: Range<usize>) {
         pages(self.range(&range), range.len(), libc::PROT_NONE, libc::MAP_FIXED | libc::MAP_NORESERVE);
     }
-    /// Maps new pages, of zeros.
+    /// Maps new pages, filled with zeros.
     pub fn map(&self, range: Range<usize>) {
         pages(self.range(&range), range.len(), libc::PROT_READ | libc::PROT_WRITE, libc::MAP_FIXED);
     }
-    /// Nothing of it may be written any more.
+    /// Makes all of the pages read-only.
     pub fn protect(&self) {
         // SAFETY: pages of this object.
         assert_eq!(unsafe { libc::mprotect(self.at, self.len, libc::PROT_READ) }, 0);
     }
 
-    /// Bytes, copied while no shard runs: the tests turn them by hand.
+    /// Copies bytes while no shard runs: the test drives the shards itself.
     pub fn bytes(&self, range: Range<usize>) -> Vec<u8> {
         let mut out = vec![0; range.len()];
-        // SAFETY: the test has it mapped, and nothing else accesses it now.
+        // SAFETY: the test has the range mapped, and nothing else accesses it now.
         unsafe { ptr::copy_nonoverlapping(self.range(&range).cast(), out.as_mut_ptr(), out.len()) };
         out
     }
@@ -70,7 +70,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: pages of this object; a region that still names them finds nothing there.
+        // SAFETY: pages of this object; accesses of a region that still refers to them fail.
         unsafe { libc::munmap(self.at, self.len) };
     }
 }

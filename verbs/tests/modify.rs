@@ -1,4 +1,4 @@
-//! Modify QP through the public API: every transition of every type, every attribute, every value out of range.
+//! Modify QP through the public API: every transition of every type, every attribute, every out-of-range value.
 
 use crate::common::{self, PATIENCE, embedded, options, pump};
 use std::time::Instant;
@@ -35,7 +35,7 @@ fn bit(short: &str) -> AttrMask {
     }
 }
 
-/// Required and optional attributes of a transition; `None`: it is not legal.
+/// Required and optional attributes of a transition; `None` if it is illegal.
 fn rule(from: QpState, to: QpState, ty: QpType) -> Option<(AttrMask, AttrMask)> {
     if matches!(to, QpState::Reset | QpState::Err) {
         return Some((AttrMask::empty(), AttrMask::empty()));
@@ -56,7 +56,7 @@ fn full(from: QpState, to: QpState, ty: QpType) -> AttrMask {
     (required | optional).difference(AttrMask::ALT_PATH) | AttrMask::STATE
 }
 
-/// Values that are allowed, for every attribute.
+/// Valid values for every attribute.
 fn good(gid: Gid, from: QpState, to: QpState) -> QpAttr {
     let grh = GlobalRoute { dgid: gid, sgid_index: 1, hop_limit: 64, ..GlobalRoute::default() };
     QpAttr {
@@ -132,7 +132,7 @@ impl Bench {
         error
     }
 
-    /// A valid call but for one value, on an RC queue pair.
+    /// Makes a call that is valid except for one value, on an RC queue pair; returns the error.
     fn wrong(&self, from: QpState, to: QpState, change: impl FnOnce(&mut QpAttr)) -> VerbsError {
         let qp = self.at(QpType::Rc, from);
         let mut attr = good(self.gid, from, to);
@@ -366,7 +366,7 @@ fn unknown_mask_bits_are_not_supported() {
     }
 }
 
-/// Polls until there are `n` completions.
+/// Polls until `n` completions have arrived.
 fn done(bench: &Bench, n: usize) -> Vec<Wc> {
     common::take(&bench.context, &bench.cq, n)
 }

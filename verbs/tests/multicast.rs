@@ -107,7 +107,7 @@ fn membership_is_reported_for_the_first_and_the_last() {
     a.attach_mcast(group(3), 0).unwrap();
     a.detach_mcast(group(3), 0).unwrap();
     assert_eq!(w.sent(), Vec::<Vec<u8>>::new(), "it is a member all the while");
-    // A router's query, with the shortest response time: at most a tenth of a second.
+    // A router's query with the shortest response time, a tenth of a second.
     let mut query = sent[0].clone();
     query[..6].copy_from_slice(&[1, 0, 0x5e, 0, 0, 1]);
     query[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 2]);
@@ -217,7 +217,7 @@ fn limits_are_those_announced() {
     let e = last.attach_mcast(group(attr.max_mcast_grp), 0).unwrap_err();
     assert_eq!(e.errno(), errno::ENOMEM, "{e}");
     assert_eq!(most[0].attach_mcast(group(attr.max_mcast_grp), 0).unwrap_err().errno(), errno::ENOMEM);
-    // A member that leaves makes room, at once.
+    // A member that leaves makes room at once.
     last.detach_mcast(group(7), 0).unwrap();
     last.attach_mcast(group(attr.max_mcast_grp), 0).unwrap();
     drop(qps);
@@ -225,12 +225,12 @@ fn limits_are_those_announced() {
     (0..attr.max_mcast_grp).for_each(|n| qp.attach_mcast(group(1000 + n), 0).unwrap());
 }
 
-/// The peer's flow to a group.
+/// A flow from the peer to a group.
 fn to_group(w: &Wire, qp: &Qp, group: Gid) -> Flow {
     Flow { dst: group, dst_mac: Mac::multicast(&group), dqpn: Qpn::MULTICAST, ..w.flow(qp) }
 }
 
-/// `n` UD queue pairs with a receive each, the i-th with wr_id i, in RTS and attached to `group`.
+/// Creates `n` UD queue pairs with a receive each, the i-th with wr_id i, in RTS and attached to `group`.
 fn attached(w: &Wire, n: u64, group: Gid) -> Vec<Qp> {
     let qp = |i| {
         let qp = w.pd.create_qp(&QpInitAttr::ud(&w.cq, &w.cq)).unwrap();
@@ -269,7 +269,7 @@ fn u16_a_copy_for_each_queue_pair_with_the_qkey() {
             assert_eq!(&area[40 - ip.len()..40], ip, "the header, with the group's address");
             assert_eq!(&area[40..], b"to everybody");
         }
-        // The other Q_Key is that of another queue pair.
+        // This Q_Key belongs to another queue pair.
         w.send_on(&flow, &[datagram(6, 0x22, b"x")]);
         assert_eq!(w.done().iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [1]);
     }
@@ -296,7 +296,7 @@ fn u16_one_that_drops_its_copy_keeps_nobody_from_theirs() {
     assert_eq!(of_each(Discard::NoReceive), [0, 0, 1, 0]);
 }
 
-// A member counts a group datagram, and the mark of a switch on it, as one that comes to its own number.
+// A member counts a group datagram, and a switch's ECN mark on it, like a datagram to its own number.
 #[test]
 fn a_group_datagram_counts_as_one_by_number() {
     let mut w = Wire::new(false);
@@ -360,7 +360,7 @@ fn u17_packets_that_no_group_takes() {
     assert!(w.done().is_empty());
 }
 
-/// A device with attached queue pairs, the i-th on shard i, each with receives 100 * i and on.
+/// A device with attached queue pairs, the i-th on shard i with receives from 100 * i on.
 struct Member {
     context: Context,
     cq: Cq,
@@ -420,7 +420,7 @@ impl Member {
     }
 }
 
-// Whichever queue the frame arrives on, the queue pairs of each shard get one copy each.
+// Whichever queue a frame arrives on, each attached queue pair of each shard gets one copy.
 #[test]
 fn u16_queue_pairs_on_every_shard() {
     for (shards, arrives_on) in [(1, 0), (2, 0), (2, 1), (16, 3), (16, 15)] {
@@ -436,7 +436,7 @@ fn u16_queue_pairs_on_every_shard() {
     }
 }
 
-// The attached sender gets a copy like the others, unless it was created without copies of its own messages.
+// An attached sender gets a copy like the others, unless it was created to get no copies of its own messages.
 #[test]
 fn u16_copies_of_ones_own() {
     for block in [false, true] {
@@ -450,8 +450,8 @@ fn u16_copies_of_ones_own() {
     }
 }
 
-// Over the sockets of a host its kernel joins the group, and copies to each device: also what this host sends, which is no second copy for
-// the sender.
+// Over the sockets of a host, the host's kernel joins the group and copies to each device, including what this host sends. The sender gets
+// no second copy.
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn u16_over_udp_the_host_is_the_member() {
@@ -467,7 +467,7 @@ fn u16_over_udp_the_host_is_the_member() {
     b.send_from(0, 0);
     assert_eq!(b.received(&a.context, 1), [101]);
     assert_eq!(a.received(&b.context, 2), [1, 101]);
-    // The last queue pair that leaves ends the host's membership.
+    // When the last queue pair leaves, the host's membership ends.
     b.qps.iter().for_each(|qp| qp.detach_mcast(group(3), 0).unwrap());
     a.send_from(0, 0);
     assert_eq!(a.received(&b.context, 2), [2, 102]);
@@ -478,7 +478,7 @@ fn u16_over_udp_the_host_is_the_member() {
     assert_eq!(b.received(&a.context, 1), [102]);
 }
 
-// A loopback port returns every frame: that is no second copy.
+// A loopback port returns every frame, but the member gets no second copy.
 #[test]
 fn u16_one_copy_on_a_loopback_port() {
     let port = PortSpec::Loopback.open(&PortOptions::default()).unwrap();
@@ -490,7 +490,7 @@ fn u16_one_copy_on_a_loopback_port() {
     assert_eq!(m.context.counters().get(Counter::RequestsSent), 1);
 }
 
-// Groups change while datagrams flow, on other threads: copies arrive from attach on, and none after detach has returned.
+// Groups change while datagrams flow on other threads: copies arrive from attach on, and none arrives after detach has returned.
 #[test]
 fn u16_u17_groups_change_under_load() {
     let port = PortSpec::Loopback.open(&PortOptions { queues: 2, ..PortOptions::default() }).unwrap();

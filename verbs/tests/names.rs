@@ -1,4 +1,4 @@
-//! Goal: any text is either an endpoint, whose `Display` gives the same text, or is refused with one sentence.
+//! Goal: any text is either an endpoint, which `Display` writes as the same text, or is refused with one sentence.
 
 use verbs::RcEndpoint;
 

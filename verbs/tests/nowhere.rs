@@ -2,7 +2,7 @@
 
 use stack::device::UserMemory;
 
-/// Pretends that there are `len` bytes at `addr`. For regions that no request names.
+/// Pretends that `len` bytes exist at `addr`, for regions that no request uses.
 pub fn nowhere(addr: u64, len: u64) -> UserMemory {
     // SAFETY: the tests that use it post nothing, so no shard accesses the memory that the key grants.
     unsafe { UserMemory::new(addr, len) }

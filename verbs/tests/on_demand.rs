@@ -1,6 +1,6 @@
-//! Goal: memory that is registered on demand need not be mapped. An access to an unmapped page fails like one without the right,
-//! locally and for the peer, and never ends the process; mapped pages are accessed like other memory. And regions that have no
-//! memory at all.
+//! Goal: memory that is registered on demand need not be mapped. An access to an unmapped page fails like an access without the right,
+//! locally and for the peer, and never ends the process; mapped pages are accessed like other memory. Also regions without any
+//! memory (null regions).
 
 use std::io::Write;
 
@@ -15,7 +15,7 @@ const fn all() -> Access {
     Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC)
 }
 
-/// A pair, if this device has such regions.
+/// A pair, if this device supports on-demand regions.
 fn pair() -> Option<Pair> {
     let p = Pair::new(embedded());
     if !p.context.query_device().on_demand {
@@ -29,14 +29,14 @@ fn pair() -> Option<Pair> {
     Some(p)
 }
 
-/// What there is to do with a region: each operation on its bytes, from the peer and from this side.
+/// An operation on the bytes of a region, from the peer or from this side: its name, and the function that posts it.
 type Operation = (&'static str, fn(&Pair, Sge, u32));
 
-/// Operations of A on memory of B at `at`, or on its own.
+/// Operations of A on memory of B at `at`, or on A's own memory.
 const OPERATIONS: &[Operation] = &[
     ("WRITE", |p, at, rkey| post(p, SendWr::write(1, &[local(p, 0, at.length)], at.addr, rkey))),
     ("WRITE of many packets", |p, at, rkey| {
-        // From one page on to the next.
+        // Across page boundaries.
         post(p, SendWr::write(1, &[local(p, 0, 3 * PAGE as u32)], at.addr, rkey));
     }),
     ("READ", |p, at, rkey| post(p, SendWr::read(1, &[local(p, 0, at.length)], at.addr, rkey))),
@@ -58,7 +58,7 @@ fn post(p: &Pair, wr: SendWr<'_>) {
 #[test]
 fn what_is_not_mapped_is_a_wrong_access() {
     for (name, post) in OPERATIONS {
-        // Gone as a whole, and from the second page on.
+        // Unmapped as a whole, and from the second page on.
         for (from, offset, ends) in [(0, 0, "all"), (1, PAGE - 8, "some")] {
             let Some(p) = pair() else { return };
             let memory = Mapped::new(4 * PAGE);
@@ -67,7 +67,7 @@ fn what_is_not_mapped_is_a_wrong_access() {
             memory.unmap(from * PAGE..4 * PAGE);
             post(&p, at, mr.rkey());
             let status = p.done_a(1)[0].status;
-            // A word at the end of the first page is there.
+            // The word at the end of the first page is still mapped.
             let there = from == 1 && name.contains('&');
             let wanted = if there { WcStatus::Success } else { WcStatus::RemAccessErr };
             assert_eq!(status, wanted, "{name}, {ends} of it gone");
@@ -80,7 +80,7 @@ fn what_is_not_mapped_is_a_wrong_access() {
 fn what_is_mapped_is_accessed_as_other_memory() {
     let Some(p) = pair() else { return };
     let memory = Mapped::new(4 * PAGE);
-    // Registered while nothing is mapped there.
+    // Registered while nothing is mapped.
     memory.unmap(0..4 * PAGE);
     let mr = memory.register(&p.pd, ON_DEMAND);
     memory.map(0..4 * PAGE);
@@ -95,7 +95,7 @@ fn what_is_mapped_is_accessed_as_other_memory() {
         assert!(p.done_a(2).iter().all(|wc| wc.is_ok()), "{len} bytes");
         assert_eq!(p.mr.to_vec(32 << 10..(32 << 10) + len).unwrap(), text[..len]);
         assert_eq!(memory.bytes(5..5 + len), text[..len]);
-        // The same by SEND and receive, from such memory to such memory.
+        // The same by SEND and receive, between two places of such memory.
         let (from, to) = (memory.addr() + 5, memory.addr() + 2 * PAGE as u64);
         if len <= PAGE {
             p.b.post_recv(&[RecvWr::new(3, &[Sge { addr: to, length: len as u32, lkey: mr.lkey() }])])
@@ -117,7 +117,7 @@ fn what_is_mapped_is_accessed_as_other_memory() {
         assert!(p.done_a(1)[0].is_ok());
         assert_eq!((p.mr.read_u64(0).unwrap(), memory.bytes(64..72)), (before, after.to_ne_bytes().to_vec()));
     }
-    // ATOMIC WRITE is one store, which the kernel does not promise.
+    // ATOMIC WRITE must be a single store, which copies by the kernel do not guarantee.
     post(&p, SendWr::atomic_write(5, &result, word, mr.rkey()));
     assert_eq!(p.done_a(1)[0].status, WcStatus::RemAccessErr);
 }
@@ -200,7 +200,7 @@ fn a_null_region_has_every_address_and_no_memory() {
     for (addr, len) in [(0, 5_u32), (0xdead_beef_0000, 64), (u64::MAX - 4096, 2048), (1, 3000), (8, 0)] {
         let skipped = Sge { addr, length: len, lkey: null.lkey() };
         let whole = len + 12;
-        // Zeros leave, between bytes that there are.
+        // The null region sends zeros, between bytes of ordinary memory.
         p.mr.write(0, b"beforebehind").unwrap();
         p.mr.fill(4096..8192, 0xa5).unwrap();
         p.b.post_recv(&[RecvWr::new(1, &[local(&p, 4096, whole)])]).unwrap();
@@ -211,7 +211,7 @@ fn a_null_region_has_every_address_and_no_memory() {
         let (zeros, behind) = rest.split_at(len as usize);
         assert_eq!((before, behind), (b"before".as_slice(), b"behind".as_slice()));
         assert!(zeros.iter().all(|byte| *byte == 0));
-        // What arrives there is gone.
+        // Bytes that arrive in the null region are discarded.
         p.mr.fill(8192..12288, 0).unwrap();
         p.b.post_recv(&[RecvWr::new(1, &[local(&p, 8192, 6), skipped, local(&p, 8198, 6)])]).unwrap();
         post(&p, SendWr::send(2, &[local(&p, 4096, whole)]));
@@ -223,7 +223,7 @@ fn a_null_region_has_every_address_and_no_memory() {
     post(&p, SendWr::read(1, &skipped, p.mr.addr(), p.mr.rkey()));
     post(&p, SendWr::fetch_and_add(1, &skipped, p.mr.addr(), p.mr.rkey(), 1));
     assert!(p.done_a(2).iter().all(|wc| wc.is_ok()));
-    // The key is for this side alone.
+    // The key is valid only on this side.
     post(&p, SendWr::write(1, &[local(&p, 0, 8)], 0, null.lkey()));
     assert_eq!(p.done_a(1)[0].status, WcStatus::RemAccessErr);
     let p = Pair::new(embedded());

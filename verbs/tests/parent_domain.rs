@@ -1,4 +1,4 @@
-//! Parent domains and thread domains: objects that work across them, that are busy, that are refused.
+//! Parent domains and thread domains: objects that work across them, that keep them busy, and that are refused.
 
 use crate::common::{all_rights, embedded, options, take};
 use verbs::errno::{EBUSY, EINVAL};
@@ -20,7 +20,7 @@ fn busy<T>(result: Result<(), (VerbsError, T)>, object: &str) -> T {
     back
 }
 
-// All objects created in a protection domain or in its parent domains work together.
+// Objects created in a protection domain and in its parent domains work together.
 #[test]
 fn a_parent_domain_is_its_protection_domain() {
     let context = embedded();
@@ -31,7 +31,7 @@ fn a_parent_domain_is_its_protection_domain() {
     let srq = without.create_srq(&SrqInitAttr::new(8, 1)).unwrap();
     let qp = of_parent.create_qp(&QpInitAttr::rc(&cq, &cq).srq(&srq)).unwrap();
     qp.connect_rc(&qp.endpoint(1).unwrap(), &options()).unwrap();
-    // Regions of each, at both ends of a message and of a write.
+    // A region of each domain, at both ends of a message and of a WRITE.
     let mrs = [&pd, &with, &without, &of_parent].map(|pd| pd.reg_mr(64, all_rights()).unwrap());
     for (i, from) in mrs.iter().enumerate() {
         for (k, to) in mrs.iter().enumerate() {
@@ -48,7 +48,7 @@ fn a_parent_domain_is_its_protection_domain() {
             assert_eq!((to.to_vec(8..10).unwrap(), to.to_vec(16..18).unwrap()), (text.into(), text.into()));
         }
     }
-    // A window of one over a region of another, bound through a queue pair of a third.
+    // A window of one domain over a region of another, bound through a queue pair of a third.
     let mr = pd.reg_mr(64, Access::LOCAL_WRITE | Access::MW_BIND).unwrap();
     let mw = with.alloc_mw(MwType::One).unwrap();
     let bind_info = MwBindInfo::new(&mr, 0..64, Access::REMOTE_WRITE).unwrap();
@@ -65,7 +65,7 @@ fn a_parent_domain_is_its_protection_domain() {
         ud.post_send(&[SendWr::send(6, &[]).to(&ah, ud.qp_num(), 5).signaled()]).unwrap();
         assert!(take(&context, &cq, 1)[0].is_ok());
     }
-    // A different protection domain is refused, with a parent or without.
+    // A different protection domain is refused, with or without a parent domain.
     let stranger = context.alloc_pd().unwrap();
     for pd in [&stranger, &parent(&context, &stranger, Some(&td))] {
         let ah = pd.create_ah(&attr).unwrap();
@@ -103,7 +103,7 @@ fn what_is_in_use_is_busy() {
     qp.destroy().unwrap();
     cq.destroy().unwrap();
     let of_parent = context.alloc_parent_domain(&ParentDomainInitAttr { pd: &parent, td: None }).unwrap();
-    // A parent domain made of a parent domain belongs to the protection domain: it keeps that one busy.
+    // A parent domain made from a parent domain belongs to the protection domain, and keeps it busy.
     parent.dealloc().unwrap();
     td.dealloc().unwrap();
     let pd = busy(pd.dealloc(), "protection domain");
@@ -121,7 +121,7 @@ fn queue_pairs_of_a_thread_domain_are_on_one_shard() {
     let tds = [context.alloc_td(), context.alloc_td()];
     let parents = [0, 0, 1].map(|i| parent(&context, &pd, Some(&tds[i])));
     assert_eq!((tds[0].shard(), tds[1].shard()), (None, None));
-    // A queue pair with an explicit shard does not choose that of the thread domain.
+    // A queue pair with an explicit shard does not choose the thread domain's shard.
     let aside = parents[0].create_qp(&init.on_shard(2)).unwrap();
     assert_eq!((aside.shard(), tds[0].shard()), (2, None));
     let mut qps = vec![aside];
@@ -136,7 +136,7 @@ fn queue_pairs_of_a_thread_domain_are_on_one_shard() {
     assert_eq!(parents[0].create_qp(&init.on_shard(2)).unwrap().shard(), 2);
 }
 
-// A queue pair that could not be created leaves the thread domain without a shard.
+// A refused queue pair leaves the thread domain without a shard.
 #[test]
 fn a_queue_pair_that_is_refused_chooses_no_shard() {
     let context = embedded();

@@ -61,7 +61,7 @@ fn c01_r55_atomic_write() {
     assert_eq!(done(&p, 1)[0].status, WcStatus::RemAccessErr);
 }
 
-// Goal: a concurrent reader of the word sees one number or another, never a mix.
+// Goal: a concurrent reader of the word sees one value or the other, never a mix.
 #[test]
 fn atomic_writes_are_seen_whole() {
     let (p, target) = pair();
@@ -111,7 +111,7 @@ fn c01_r56_flush() {
 
 #[test]
 fn r56_flush_without_the_right() {
-    // Not granted by the region; not by the queue pair; and a placement that no memory here has.
+    // A FLUSH that the region does not grant; one that the queue pair does not; and a placement that no memory of this stack has.
     for case in 0..3 {
         let (p, target) = pair();
         let placement = if case == 2 { FlushPlacement::PERSISTENT } else { FlushPlacement::GLOBAL };

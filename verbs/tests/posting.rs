@@ -49,7 +49,7 @@ fn s37_full_queues() {
     let e = p.b.post_recv(&vec![recv; recvs + 1]).unwrap_err();
     assert_eq!((e.errno(), e.bad_wr), (errno::ENOMEM, recvs), "{e}");
     assert_eq!(p.b.post_recv(&[recv]).unwrap_err().errno(), errno::ENOMEM);
-    // What completes makes room again.
+    // Completed receives make room again.
     p.done_b(recvs);
     for _ in recvs..sends {
         p.b.post_recv(&[recv]).unwrap();
@@ -131,7 +131,7 @@ fn q51_numbers_of_elements() {
 #[test]
 fn messages_have_a_longest_length() {
     let p = small();
-    // Never accessed: the length is refused by the post.
+    // The memory is never accessed: the post refuses the length.
     let half = Sge { addr: p.mr.addr(), length: 1 << 31, lkey: p.mr.lkey() };
     let one = p.mr.sge(0..1).unwrap();
     let e = p.a.post_send(&[SendWr::send(1, &[half, one])]).unwrap_err();
@@ -177,7 +177,7 @@ fn sig_all_signals_everything() {
     nothing(&p.context, &p.cq_a);
 }
 
-// Every operation once, by a queue pair that is connected to itself.
+// Every operation once, on a queue pair that is connected to itself.
 #[test]
 fn every_operation_arrives() {
     let context = embedded();
@@ -221,14 +221,14 @@ fn every_operation_arrives() {
     assert_eq!(done[0].byte_len as usize, big);
     assert_eq!((done[1].opcode, done[1].invalidated_rkey()), (WcOpcode::Recv, Some(window.rkey())));
     same();
-    // The key is invalidated; its region can be deregistered all the same.
+    // The key is invalidated; the region can be deregistered nevertheless.
     qp.post_send(&[SendWr::write(9, &sge, window.addr(), window.rkey())]).unwrap();
     // The queue pair is its own peer: it has failed as responder before the NAK reaches it as requester.
     assert_eq!(common::take(&context, &cq, 1)[0].status, WcStatus::WrFlushErr);
     window.dereg().unwrap();
 }
 
-// A list is whatever yields requests, owned or borrowed; what comes behind the first that is refused is not asked for.
+// Any iterator over requests is a list, owned or borrowed; the iterator is not polled beyond the first refused request.
 #[test]
 fn any_iterator_is_a_list() {
     let p = small();

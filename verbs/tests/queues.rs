@@ -1,4 +1,4 @@
-//! Two shards on two queues, and packets that arrive on the wrong one: they are handed over, and the transfers complete.
+//! Two shards on two queues, and packets that arrive on the wrong queue: they are handed over, and the transfers complete.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -41,7 +41,7 @@ impl End {
     }
 }
 
-/// Polls `cq` until `n` requests are complete, and drives both devices if no thread of theirs does.
+/// Polls `cq` until `n` requests are complete, and drives both devices if none of their threads does.
 fn wait(drive: &Drive, ends: [&End; 2], cq: &Cq, n: usize) {
     let (start, mut done, mut wc) = (Instant::now(), 0, [Wc::default(); 16]);
     while done < n {
@@ -59,7 +59,7 @@ fn pattern(seed: usize) -> Vec<u8> {
     (0..LEN).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 977) >> 7) as u8).collect()
 }
 
-/// SEND, WRITE and READ on both queue pairs, with the data compared, several times; returns the two ends.
+/// Runs SEND, WRITE and READ on both queue pairs several times, and compares the data; returns the two ends.
 fn main_job(drive: &Drive, steering: Steering) -> [End; 2] {
     let queues = PortOptions { queues: 2, ..PortOptions::default() };
     let (a, b) = pair_with(&queues, &queues, steering);

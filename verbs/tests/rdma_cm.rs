@@ -23,7 +23,7 @@ fn b(v6: bool) -> SocketAddr {
     SocketAddr::new(addrs(v6)[1], PORT)
 }
 
-// One thread does everything: events report progress, private data goes both ways, and both sides get the end.
+// A single thread does everything: events report progress, private data passes both ways, and both sides learn of the end.
 #[test]
 fn m26_events_tell_of_connections_over_both_ip_versions_and_vlans() {
     for (v6, vlan) in [(false, None), (true, None), (false, Some(7)), (true, Some(7))] {
@@ -107,7 +107,7 @@ fn m26_events_tell_of_connections_over_both_ip_versions_and_vlans() {
     }
 }
 
-/// A server thread that accepts `n` connections, and echoes a message on each.
+/// Runs a server on this thread that accepts `n` connections, and echoes a message on each.
 fn echo(host: &Host, n: usize) {
     let listener = host.context.create_id(None, PortSpace::Tcp).unwrap();
     listener.bind_addr(wildcard(PORT)).unwrap();
@@ -128,7 +128,7 @@ fn echo(host: &Host, n: usize) {
     }
 }
 
-/// Waits for completions, which all succeed.
+/// Waits for `n` completions, which must all succeed.
 fn poll(host: &Host, n: usize) {
     let (mut got, start) = (0, std::time::Instant::now());
     let mut wc = [Wc::default(); 4];
@@ -143,7 +143,7 @@ fn poll(host: &Host, n: usize) {
 
 fn connect_once(host: &Host, dst: SocketAddr) {
     let id = host.context.create_id(None, PortSpace::Tcp).unwrap();
-    // The server thread may still be on its way to its listener.
+    // The server thread may not have its listener yet.
     let start = std::time::Instant::now();
     id.resolve_addr(None, dst, SOON).unwrap();
     id.resolve_route(SOON).unwrap();
@@ -164,7 +164,7 @@ fn connect_once(host: &Host, dst: SocketAddr) {
     id.destroy().unwrap();
 }
 
-// Without a channel each call waits, in every drive; in the embedded one each thread drives its own device meanwhile.
+// Without a channel each call blocks, in every drive; in the embedded drive each thread drives its own device meanwhile.
 #[test]
 fn synchronous_calls_wait_in_every_drive() {
     for drive in [Drive::Caller, Drive::Embedded, Drive::Dedicated { cores: vec![] }] {
@@ -196,7 +196,7 @@ fn a_refusal_carries_its_reason_and_private_data() {
     assert_eq!(client.disconnect().map_err(|e| e.errno()), Ok(()));
     drop(refused);
 
-    // A request that is not taken from its event is refused, and so is one that was not fetched.
+    // A request that is not taken from its event is refused, and so is a request whose event was not fetched.
     let client = w.resolved(&ca, b(false));
     client.connect(&ConnParam::default()).unwrap();
     drop(w.event(&cb, E::ConnectRequest));
@@ -255,7 +255,7 @@ fn m15_whoever_does_not_answer_is_unreachable() {
     assert_eq!((e.errno(), inner(&e).as_str()), (ETIMEDOUT, "TimedOut"), "{e}");
 }
 
-// Hundreds one after the other, then hundreds at once, on one listener.
+// Hundreds of connections one after the other, then hundreds at once, on one listener.
 #[test]
 fn m27_hundreds_of_connections_come_and_go() {
     let w = World::new();
@@ -283,7 +283,7 @@ fn m27_hundreds_of_connections_come_and_go() {
             id.destroy().unwrap();
         }
     }
-    // The last ones were never disconnected by a call: the other end, if it still exists, gets the event all the same.
+    // The last connections are never disconnected by a call: the other end, if it still exists, gets the event nevertheless.
     let clients: Vec<CmId> = (0..300).map(|_| w.resolved(&ca, b(false))).collect();
     for client in &clients {
         client.connect(&ConnParam::default()).unwrap();
@@ -341,10 +341,10 @@ fn both_disconnect_at_once() {
     }
 }
 
-/// How long a test lets a device wait for a peer that does not run.
+/// How long a test lets a device wait for a peer that is not driven.
 const SHORT: std::time::Duration = std::time::Duration::from_millis(20);
 
-/// A process that ends without a word: its connections end, and what it posted arrives.
+/// Goal: a process that is about to end takes leave: its connections end at its peers, and what it has posted arrives.
 #[test]
 fn who_takes_leave_tells_its_peers() {
     let w = World::new();
@@ -353,7 +353,7 @@ fn who_takes_leave_tells_its_peers() {
     let (client, server) = w.connect(&ca, &cb, b(false));
     w.a.post_recv(&client.qp().unwrap(), 1);
     w.b.send(&server.qp().unwrap(), 2);
-    // A answers nothing before B does nothing any more.
+    // A is not driven, and so answers nothing, until B is no longer driven.
     assert_eq!(w.b.context.take_leave(SHORT), 1);
     let start = Instant::now();
     let end = loop {
@@ -369,7 +369,7 @@ fn who_takes_leave_tells_its_peers() {
     assert_eq!(wc[0].status, WcStatus::Success);
 }
 
-// Goal: when a process ends, neither peers whose requests it has not decided on nor peers that it has asked itself wait for it.
+// Goal: when a process ends, neither peers whose requests it has not decided on, nor peers that it has sent requests, wait for it.
 #[test]
 fn who_takes_leave_gives_up_what_is_not_connected() {
     let w = World::new();
@@ -378,7 +378,7 @@ fn who_takes_leave_gives_up_what_is_not_connected() {
     let service = w.b.context.create_id(Some(&cb), PortSpace::Udp).unwrap();
     service.bind_addr(any(PORT)).unwrap();
     service.listen(0).unwrap();
-    // Its own request; of its peers' one that was not fetched, two that were not decided, and one that is not confirmed.
+    // A request of its own; and of requests by its peers: one not fetched, two undecided, and one accepted but not confirmed.
     let own = w.b.id(&cb);
     w.resolve(&own, &cb, SocketAddr::new(addrs(false)[0], PORT));
     w.b.qp(&own);
@@ -399,7 +399,7 @@ fn who_takes_leave_gives_up_what_is_not_connected() {
     w.event(&ca, E::Established).ack();
     assert_eq!(accepted.state(), IdState::Accepting);
 
-    // From here on B does nothing. The peer of the accepted one has not answered.
+    // From here on B is not driven. The peer has not confirmed the accepted connection.
     assert_eq!(w.b.context.take_leave(SHORT), 1);
     let told = |channel: &EventChannel| {
         let start = Instant::now();
@@ -416,7 +416,7 @@ fn who_takes_leave_gives_up_what_is_not_connected() {
     assert_eq!(ends, [(E::Disconnected, 0), (E::Rejected, 28), (E::Rejected, 28)]);
     assert_eq!(told(&theirs), (E::Rejected, 4));
     assert_eq!(told(&datagrams), (E::Unreachable, 2));
-    // And no thread of B waits for ever for an answer.
+    // No thread of B waits for ever for an answer.
     for id in [&own, &asked, &undecided, &accepted] {
         assert_eq!(id.state(), IdState::Disconnected);
         w.event(&cb, E::Disconnected).ack();
@@ -424,7 +424,7 @@ fn who_takes_leave_gives_up_what_is_not_connected() {
     assert!(unread.try_get_event().is_none());
 }
 
-// A peer that vanishes: data ends with an error, the disconnection with a timeout.
+// A peer disappears: data fails with an error, and the disconnection with a timeout.
 #[test]
 fn a_killed_peer_is_noticed() {
     let w = World::new();
@@ -504,7 +504,7 @@ fn identifiers_move_between_channels() {
     assert!(event.is_of(&server));
     assert!(server.migrate_id(Some(&cb)).is_err(), "an event of it is out");
     drop(event);
-    // Waiting events move along with it; then it is made synchronous.
+    // Waiting events move along with the identifier; then it is made synchronous.
     client.disconnect().unwrap();
     w.until("the end", || (server.state() == IdState::Disconnected).then_some(()));
     server.migrate_id(Some(&cb)).unwrap();
@@ -539,8 +539,8 @@ fn a_listener_keeps_as_many_requests_as_it_says() {
     assert!(listener.get_request(std::time::Duration::from_millis(1)).unwrap().is_none());
 }
 
-// Goal: a server that never accepts delays a client no longer than the client's own timeouts, and a request that the server
-// did not fetch by then is not delivered any more.
+// Goal: a server that never accepts delays a client no longer than the client's own timeouts. A request that the server has not fetched
+// by then is no longer delivered.
 #[test]
 fn a_connect_ends_with_the_programs_times() {
     let w = World::new();
@@ -568,7 +568,7 @@ fn a_connect_ends_with_the_programs_times() {
         }
         assert!(cb.try_get_event().is_none());
     }
-    // There is room again.
+    // The listener has room again.
     w.connect(&ca, &cb, b(false));
 }
 
@@ -580,7 +580,7 @@ fn with_ports_of(mtus: [usize; 2]) -> World {
     world_of(config(pa, 0), config(pb, 1))
 }
 
-/// Two hosts that drive themselves.
+/// Two hosts that are driven by their own threads.
 fn world_of(a: DeviceConfig, b: DeviceConfig) -> World {
     let [a, b] = [a, b].map(|config| Host::new(config.drive(Drive::Dedicated { cores: vec![] })));
     World { a, b, a_sends_nothing: Default::default(), a_sends_no_mads: Default::default(), clock: None }
@@ -625,9 +625,9 @@ impl verbs::port::Host for Routed {
     fn leave(&self, _: IpAddr) {}
 }
 
-/// Two hosts whose kernels route; `way_back` returns the MTU of B's route to A.
+/// Two hosts whose kernels have routes; `way_back` returns the MTU of B's route to A.
 fn with_a_way_back(way_back: impl Fn() -> usize + Send + Sync + 'static) -> World {
-    // A host behind a port sends to the address beside its own.
+    // A port with a host's addresses sends to the Ethernet address next to its own.
     let options =
         |last| PortOptions { mac: Some(verbs::Mac([2, 0, 0, 0, 0, last])), ..PortOptions::default() };
     let (pa, pb) = verbs::port::pair_with(&options(2), &options(3), Arc::new(|queue, _, _| queue));
@@ -637,7 +637,7 @@ fn with_a_way_back(way_back: impl Fn() -> usize + Send + Sync + 'static) -> Worl
     world_of(DeviceConfig::new(Box::new(a) as Box<dyn Port>), DeviceConfig::new(Box::new(b) as Box<dyn Port>))
 }
 
-/// A synchronous identifier of A's that is ready to connect to B.
+/// A synchronous identifier of A that is ready to connect to B.
 fn ready(w: &World) -> CmId {
     let client = w.a.context.create_id(None, PortSpace::Tcp).unwrap();
     client.resolve_addr(None, b(false), SOON).unwrap();
@@ -646,7 +646,7 @@ fn ready(w: &World) -> CmId {
     client
 }
 
-/// A connection, and a message each way, at this path MTU.
+/// Makes a connection, which must have this path MTU, and exchanges a message each way.
 fn connects_at(w: &World, listener: &CmId, mtu: Mtu) {
     let client = ready(w);
     let server = std::thread::scope(|s| {
@@ -666,7 +666,7 @@ fn connects_at(w: &World, listener: &CmId, mtu: Mtu) {
     w.exchange(&client, &server);
 }
 
-/// The refusal of a connection for which the program set this path MTU: it names both, and says what to do.
+/// Checks that a connection for which the program set this path MTU is refused: the error names both path MTUs, and says what to do.
 fn refused_for(w: &World, asked: Mtu, named: Mtu) {
     let client = ready(w);
     client.set_option(CmOption::PathMtu(asked)).unwrap();
@@ -682,14 +682,14 @@ fn refused_for(w: &World, asked: Mtu, named: Mtu) {
     assert_eq!((refusal.mtu, refusal.peer_mtu), (Some(asked), Some(named)));
 }
 
-/// How many requests B refused for their path MTU, and how many came through.
+/// Number of requests that B has refused for their path MTU. No request may have been delivered.
 fn refusals(listener: &CmId, channel: &EventChannel) -> u64 {
     assert!(listener.get_request(std::time::Duration::ZERO).unwrap().is_none());
     let counters = channel.counters();
     counters.iter().find(|(name, _)| *name == "reject_mtu").unwrap().1
 }
 
-/// A listener of B's without a channel, and a channel that counts.
+/// A listener of B without a channel, and a channel for its counters.
 fn listening(w: &World) -> (CmId, EventChannel) {
     let listener = w.b.context.create_id(None, PortSpace::Tcp).unwrap();
     listener.bind_addr(any(PORT)).unwrap();
@@ -699,7 +699,7 @@ fn listening(w: &World) -> (CmId, EventChannel) {
     (listener, channel)
 }
 
-// Goal: where the ports differ, connections have the path MTU of the smaller one, and no program sees the first refusal.
+// Goal: if the ports differ, connections have the path MTU of the smaller one, and no program sees the first refusal.
 #[test]
 fn a_smaller_mtu_of_the_peer_is_asked_for() {
     let w = with_ports_of([4200, 1500]);
@@ -708,7 +708,7 @@ fn a_smaller_mtu_of_the_peer_is_asked_for() {
     assert_eq!(refusals(&listener, &channel), 1);
 }
 
-// Goal: where the program has set a path MTU that the peer refuses, the error names both, and what to do.
+// Goal: if the program has set a path MTU that the peer refuses, the error names both, and says what to do.
 #[test]
 fn a_refusal_of_the_mtu_names_both() {
     let w = with_ports_of([4200, 1500]);
@@ -717,14 +717,14 @@ fn a_refusal_of_the_mtu_names_both() {
     assert_eq!(refusals(&listener, &channel), 1);
 }
 
-// Goal: a path MTU fits both ways, also where only the peer knows the MTU of its route back, and that changes meanwhile.
+// Goal: the path MTU fits both directions, even if only the peer knows the MTU of its route back, and that MTU changes meanwhile.
 #[test]
 fn a_narrow_way_back_bounds_the_path_mtu() {
     let way = Arc::new(AtomicUsize::new(4200));
     let of_b = way.clone();
     let w = with_a_way_back(move || {
         let now = of_b.load(Ordering::Acquire);
-        // From 2048 by way of 1024 to 512.
+        // From 2048 over 1024 down to 512.
         of_b.store((now / 2).max(700), Ordering::Release);
         now
     });
@@ -736,7 +736,7 @@ fn a_narrow_way_back_bounds_the_path_mtu() {
     assert_eq!(refusals(&listener, &channel), 4);
 }
 
-/// A port whose interface is set to another MTU while it is open.
+/// A port on an interface whose MTU is changed while the port is open.
 struct Resized(Box<dyn Port>, Arc<AtomicUsize>);
 
 impl PortLayer for Resized {
@@ -748,7 +748,7 @@ impl PortLayer for Resized {
     }
 }
 
-// Goal: a connection's path MTU is what the ports carry when it is made, not when the first identifier was made.
+// Goal: a connection's path MTU follows from what the ports carry when it is made, not when the first identifier was created.
 #[test]
 fn ports_that_carry_more_than_before_connect_at_that() {
     let mtu = Arc::new(AtomicUsize::new(1500));
@@ -801,7 +801,7 @@ fn a_refused_frame_establishes_nothing() {
     assert!(w.event(&cb, E::Established).is_of(&server));
 }
 
-// The program has its own queue pair: the library returns the attributes to bring it up with.
+// The program creates its own queue pair: the library returns the attributes to bring it up with.
 #[test]
 fn programs_bring_up_their_own_queue_pairs() {
     let w = World::new();
@@ -837,7 +837,7 @@ fn programs_bring_up_their_own_queue_pairs() {
     client.disconnect().unwrap();
     w.event(&cb, E::Disconnected).ack();
     assert_eq!(qa.state().unwrap(), QpState::Rts, "the program's own");
-    // And a response can be refused.
+    // A response can be refused, too.
     let client = w.a.id(&ca);
     w.event(&ca, E::Disconnected).ack();
     w.resolve(&client, &ca, b(false));
@@ -886,7 +886,7 @@ fn m25_datagram_services_are_found() {
     assert_eq!((wc.byte_len as usize, wc.src_qp), (GRH_LEN + 8, qa.qp_num()));
     assert!(client.disconnect().is_err(), "datagrams have no connection");
 
-    // Refused, and no service.
+    // A refused request, and a service that does not exist.
     for (port, status) in [(PORT, 2), (PORT + 1, 1)] {
         let client = udp(&w.a, &ca);
         w.resolve(&client, &ca, SocketAddr::new(addrs(false)[1], port));
@@ -929,7 +929,7 @@ fn datagram_identifiers_join_groups() {
     w.close();
 }
 
-// A group is also resolved, which binds the identifier to the address from which it is reached; and joined to send alone.
+// A group is resolved, too, which binds the identifier to the address from which the group is reached; and joined as a sender only.
 #[test]
 fn a_group_is_resolved_and_joined_to_send() {
     let w = World::new();
@@ -968,7 +968,7 @@ fn a_group_is_resolved_and_joined_to_send() {
     }
 }
 
-// A queue pair is taken off its identifier in the middle of a connection; the peer learns of the end with the identifier's.
+// A queue pair is detached from its identifier while connected; the peer learns of the end when the identifier is destroyed.
 #[test]
 fn a_queue_pair_is_released_while_it_is_connected() {
     let w = World::new();
@@ -998,7 +998,7 @@ fn a_queue_pair_is_released_while_it_is_connected() {
     assert_eq!((event.status(), &event.private_data()[..2]), (35, &b"no"[..]));
 }
 
-// A channel belongs to no device: one takes the events of two, whoever drives them, and its descriptor is readable for both.
+// A channel belongs to no device: one channel takes the events of two devices, in every drive, and its descriptor is readable for both.
 #[test]
 fn one_channel_serves_two_devices() {
     for drive in [Drive::Embedded, Drive::Caller] {
@@ -1041,7 +1041,7 @@ fn one_channel_serves_two_devices() {
     }
 }
 
-// A device that connects to itself: both ends belong to one connection manager.
+// A device connects to itself: both ends belong to one connection manager.
 #[test]
 fn a_device_connects_to_itself() {
     let context = Context::open(DeviceConfig::loopback()).unwrap();
@@ -1078,8 +1078,8 @@ fn a_device_connects_to_itself() {
     assert!(matches!(server.set_option(CmOption::Tos(1)), Err(e) if e.errno() == 22));
 }
 
-// Goal: dropping the last identifier waits for the peer's answer to the DREQ, since the link of a guest behind vhost ends with our
-// port, and not for ever. Ten times, because a thread of the test may be kept from running for longer than that.
+// Goal: dropping the last identifier waits for the peer's answer to the DREQ, because the link of a guest behind vhost ends with this
+// port; but not for ever. Ten times, because a thread of the test may be preempted for longer than that.
 #[test]
 fn the_last_identifier_waits_for_the_answer_of_its_peer() {
     let waited = || {
@@ -1131,7 +1131,7 @@ fn an_identifier_ends_while_another_thread_fetches_its_events() {
     }
 }
 
-// Goal: the attributes for a request do not depend on the numbers of the queue pairs that are connected.
+// Goal: the attributes for a request do not depend on the numbers of the connected queue pairs.
 #[test]
 fn a_request_has_attributes_whatever_else_is_connected() {
     let w = World::new();
@@ -1151,8 +1151,8 @@ fn a_request_has_attributes_whatever_else_is_connected() {
     }
 }
 
-// Goal: a peer that goes without a word is missed, and the program told, though nothing was requested of it; one that is there is asked
-// now and then and notices nothing; and who wants no keep-alive waits for ever.
+// Goal: keep-alive. A peer that disappears silently is noticed and reported to the program, although nothing was requested of the peer. A
+// living peer is checked at intervals and notices nothing; and without keep-alive a connection waits for ever.
 #[test]
 fn a_peer_that_goes_without_a_word_is_missed() {
     let clock = Arc::new(AtomicU64::new(1));

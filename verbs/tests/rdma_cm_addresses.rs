@@ -30,14 +30,14 @@ fn plain(addr: IpAddr, port: u16) -> SocketAddr {
     SocketAddr::new(addr, port)
 }
 
-/// Connects A to an address of B, whose listener's events go to `cb`; returns the two ends.
+/// Connects A to an address of B, whose listener's events go to `cb`, and exchanges messages; returns the two ends.
 fn connect(w: &World, ca: &EventChannel, cb: &EventChannel, dst: SocketAddr) -> (CmId, CmId) {
     let ends = w.connect(ca, cb, dst);
     w.exchange(&ends.0, &ends.1);
     ends
 }
 
-// In whichever form a dual-stack socket reports an IPv4 address, it is that address, for listeners and for peers.
+// In whichever form a dual-stack socket reports an IPv4 address, the address is the same, for listeners and for peers.
 #[test]
 fn mapped_addresses_connect_over_ipv4() {
     let w = World::new();
@@ -59,7 +59,7 @@ fn mapped_addresses_connect_over_ipv4() {
             w.event(&cb, E::Disconnected).ack();
         }
     }
-    // A source in that form, too, and a link-local one with a scope.
+    // A source address in that form, too; and a link-local address with a scope.
     let port = PORT + 50;
     let listener = w.b.id(&cb);
     listener.bind_addr(wildcard(port)).unwrap();
@@ -113,14 +113,14 @@ fn a_mapped_address_is_bound_once() {
     }
     let nobody = mapped([10, 0, 0, 99].into(), PORT);
     refused(w.a.id(&ca).bind_addr(nobody), EADDRNOTAVAIL, "AddrNotAvail", "10.0.0.99 is none");
-    // A socket for IPv6 only reaches no IPv4 address.
+    // A socket for IPv6 only does not reach IPv4 addresses.
     let id = w.a.id(&ca);
     id.set_option(CmOption::AfOnly(true)).unwrap();
     id.bind_addr(wildcard(PORT)).unwrap();
     refused(id.resolve_addr(None, mapped(addrs(false)[1], 1), SOON), EAFNOSUPPORT, "Family", "10.0.0.2");
 }
 
-/// An identifier of datagrams with its queue pair, bound to an address.
+/// A datagram identifier with its queue pair, bound to an address.
 fn datagrams(host: &Host, channel: &EventChannel, addr: SocketAddr) -> CmId {
     let id = host.context.create_id(Some(channel), PortSpace::Udp).unwrap();
     id.bind_addr(addr).unwrap();
@@ -161,7 +161,7 @@ fn groups_are_joined_and_left_by_either_form_of_an_address() {
     );
 }
 
-// A source address may be repeated, and left open, as with Linux: a bound identifier stays bound.
+// A source address may be repeated or left out, as on Linux: a bound identifier stays bound.
 #[test]
 fn a_bound_identifier_is_resolved_with_the_address_that_it_is_bound_to() {
     let w = World::new();
@@ -178,7 +178,7 @@ fn a_bound_identifier_is_resolved_with_the_address_that_it_is_bound_to() {
             assert_eq!(id.local_addr(), Some(plain(ours, port)), "{bind}, then {src:?}");
         }
     }
-    // A contradicting one is refused, and nothing has changed.
+    // A contradicting source address is refused, and nothing has changed.
     let id = w.a.id(&ca);
     id.bind_addr(plain(ours, 5000)).unwrap();
     for src in [plain(ours, 5001), plain([10, 0, 0, 9].into(), 0), plain(ours6, 0), any(5001)] {
@@ -224,14 +224,14 @@ fn a_failed_resolution_may_be_tried_again() {
             assert_eq!(id.state(), IdState::Bound);
             assert!(id.local_addr().unwrap().ip().is_unspecified(), "{:?}", id.local_addr());
         }
-        // On another subnet, so from another address.
+        // A destination on another subnet, so another source address.
         let port = id.src_port();
         assert_ne!(port, 0);
         id.resolve_addr(src, plain(there, PORT), SOON).unwrap();
         w.event(&ca, E::AddrResolved).ack();
         assert_eq!(id.local_addr(), Some(plain(ours, port)));
     }
-    // One that is bound to an address keeps that, and may name it again.
+    // An identifier that is bound to an address keeps it, and may name it again.
     let id = w.a.id(&ca);
     let own = plain([10, 9, 0, 1].into(), 0);
     for dst in [nobody, plain([10, 9, 0, 78].into(), PORT)] {
@@ -241,15 +241,15 @@ fn a_failed_resolution_may_be_tried_again() {
     }
 }
 
-/// The address of a host is replaced by another one, which gets the same index.
+/// Replaces the address of a host by another one, which gets the same index.
 fn replace(host: &Host, v6: bool, old: IpAddr, new: IpAddr) {
     let index = host.context.gid_table().iter().position(|g| *g == Gid::from_ip(old)).unwrap();
     host.context.remove_address(old).unwrap();
     assert_eq!(host.context.add_address(new, if v6 { 64 } else { 24 }).unwrap(), index);
 }
 
-// Requests, replies, rejects and disconnects after an address was replaced: all come from the new one, as a peer requires
-// that checks the source.
+// Requests, replies, rejects and disconnects after an address was replaced: all are sent from the new one, as a peer that checks the
+// source requires.
 #[test]
 fn a_replaced_address_is_the_source_of_every_message() {
     for v6 in [false, true] {
@@ -333,7 +333,7 @@ fn an_address_that_goes_away_ends_what_depends_on_it() {
     assert_eq!((event.status(), id.state()), (-EADDRNOTAVAIL, IdState::Bound));
 }
 
-// A waiting event names the address from which a group is reached, not the index that it had when the event was raised.
+// A waiting event names the address from which a group is reached, with the index that the address has when the event is fetched.
 #[test]
 fn an_event_that_waited_names_the_address_where_it_is_now() {
     let w = World::new();
@@ -342,7 +342,7 @@ fn an_event_that_waited_names_the_address_where_it_is_now() {
     let id = datagrams(&w.a, &ca, plain(ours, 0));
     let group = IpAddr::from([239, 1, 2, 3]);
     id.join_multicast(group).unwrap();
-    // The same address at another index, and another one at its own.
+    // The same address at another index, and another address at its old index.
     replace(&w.a, false, ours, [10, 0, 0, 50].into());
     assert_eq!(w.a.context.add_address(ours, 24).unwrap(), 3);
     let event = w.event(&ca, E::MulticastJoin);
@@ -356,7 +356,7 @@ fn an_event_that_waited_names_the_address_where_it_is_now() {
     assert!(w.event(&ca, E::MulticastJoin).ud().is_none(), "the address is gone");
 }
 
-// Datagrams to a group leave from the identifier's address: without it there is nothing to join, and nothing has changed.
+// Datagrams to a group leave from the identifier's address: without the address the group cannot be joined, and nothing has changed.
 #[test]
 fn a_group_is_not_joined_from_an_address_that_is_gone() {
     let w = World::new();
@@ -375,7 +375,7 @@ fn a_group_is_not_joined_from_an_address_that_is_gone() {
     assert!(w.event(&ca, E::MulticastJoin).ud().is_some());
 }
 
-// A group that is joined twice, in either way, is left once and for all.
+// A group that is joined twice, in either way, is left by one call.
 #[test]
 fn a_group_that_is_joined_again_is_left_all_the_same() {
     let w = World::new();
@@ -394,7 +394,7 @@ fn a_group_that_is_joined_again_is_left_all_the_same() {
     }
 }
 
-// A synchronous call returns the removal of its address as its error.
+// A synchronous call whose address is removed fails with that error.
 #[test]
 fn a_waiting_call_says_that_its_address_is_gone() {
     let context = verbs::Context::open(DeviceConfig::loopback()).unwrap();
@@ -409,9 +409,9 @@ fn a_waiting_call_says_that_its_address_is_gone() {
     });
 }
 
-// Goal: of two processes that meet without having chosen their addresses, a client reaches the other one by either address, whichever
-// of the two it has itself and whether or not the server has bound itself to the other's; a process that listens itself means itself,
-// and where there is nobody else, it is refused at once.
+// Goal: two connected processes have not chosen their addresses. A client reaches the other process by either address, whichever of the
+// two it has itself, and whether or not the server is bound to the other address. If the client's own process listens, the client reaches
+// that process; and if nobody does, it is refused at once.
 #[test]
 fn each_of_two_processes_that_meet_reaches_the_other_by_either_address() {
     let [own, other] = addrs(false);

@@ -29,7 +29,7 @@ fn listening(w: &World, addr: SocketAddr, backlog: u32) -> (EventChannel, CmId) 
     (channel, listener)
 }
 
-// A's program owns queue pair 1, and sends B arbitrary messages.
+// A's program owns queue pair 1, and sends arbitrary messages to B.
 #[test]
 fn a_flood_of_requests_leaves_connections_alone() {
     let w = World::new();
@@ -61,7 +61,7 @@ fn a_flood_of_requests_leaves_connections_alone() {
     };
     let mut forged = 0;
     for guid in 1..=60 {
-        // Each is another node, with fifty requests and as many malformed messages.
+        // Each machine is another node, with fifty requests and as many malformed messages.
         let mut node = Machine::new(Config { ca_guid: guid, seed: guid, ..Config::default() });
         let path = Path { sgid, dgid, ..Path::default() };
         for qpn in 2..52 {
@@ -79,7 +79,7 @@ fn a_flood_of_requests_leaves_connections_alone() {
     assert_eq!(forged, 6000);
     let counters: std::collections::HashMap<_, _> = cb.counters().into_iter().collect();
     assert!(counters["mad_received"] > 5000, "{counters:?}");
-    // Four wait at the listener. The others are refused, and malformed messages are counted by reason.
+    // Four requests wait at the listener. The others are refused, and malformed messages are counted by reason.
     let waiting: Vec<_> = std::iter::from_fn(|| cb.try_get_event()).collect();
     assert_eq!(waiting.len(), 4);
     assert!(waiting.iter().all(|e| e.event() == E::ConnectRequest));
@@ -88,7 +88,7 @@ fn a_flood_of_requests_leaves_connections_alone() {
     drop(waiting);
     drop((gsi, ah, silent));
 
-    // And a well-behaved client is served.
+    // A well-behaved client is still served.
     let ca = w.a.channel();
     let client = w.resolved(&ca, SocketAddr::new(to, PORT));
     let server = w.request(&client, &cb, &ConnParam::default());
@@ -100,7 +100,7 @@ fn a_flood_of_requests_leaves_connections_alone() {
     message(99);
 }
 
-/// A hand-made host: A's program with queue pair 1.
+/// A host whose messages the test sends: A's program with queue pair 1.
 struct Stranger {
     gsi: Qp,
     ah: Ah,
@@ -119,7 +119,7 @@ impl Stranger {
         let ah = w.a.pd.create_ah(&ah_attr_to(Gid::from_ip(addrs(false)[1]), 1)).unwrap();
         let stranger = Self { gsi, ah, cq };
         (0..SLOTS).for_each(|slot| stranger.post_recv(w, slot));
-        // What is sent before B's Ethernet address is known is lost.
+        // A message that is sent before B's Ethernet address is known is lost.
         w.until("B to be found", || {
             stranger.send(w, &[], &mut Vec::new());
             (stranger.gsi.counters().get(Counter::TxFrames) > 0).then_some(())
@@ -165,7 +165,7 @@ fn header() -> IpHeader {
     IpHeader { src_port: 9, src, dst }
 }
 
-/// The REQ of an unknown node.
+/// A REQ from an unknown node.
 fn req(guid: u64) -> [u8; MAD_LEN] {
     let mut node = Machine::new(Config { ca_guid: guid, seed: guid, ..Config::default() });
     let service = ServiceId::new(PortSpace::Tcp, PORT);
@@ -174,7 +174,7 @@ fn req(guid: u64) -> [u8; MAD_LEN] {
     node.poll_send().unwrap().mad
 }
 
-/// The request of such a node for a datagram service.
+/// A request from an unknown node for a datagram service.
 fn sidr_req(seed: u64) -> [u8; MAD_LEN] {
     let mut node = Machine::new(Config { seed, ..Config::default() });
     let request = SidrRequest {
@@ -188,7 +188,7 @@ fn sidr_req(seed: u64) -> [u8; MAD_LEN] {
     node.poll_send().unwrap().mad
 }
 
-/// A program that fetches requests, and neither accepts nor rejects any.
+/// Fetches requests, and neither accepts nor rejects any.
 fn fetch(channel: &EventChannel, kept: &mut Vec<(CmEvent, CmId)>) {
     while let Some(mut event) = channel.try_get_event() {
         assert_eq!(event.event(), E::ConnectRequest);
@@ -197,7 +197,7 @@ fn fetch(channel: &EventChannel, kept: &mut Vec<(CmEvent, CmId)>) {
     }
 }
 
-// Goal: a listener whose program never fetches requests takes as many as its backlog, and no more memory after that; the other clients
+// Goal: a listener whose program never fetches requests holds as many as its backlog, and uses no more memory after that. Other clients
 // are refused with the reason.
 #[test]
 fn a_listener_whose_program_never_fetches_takes_its_backlog() {
@@ -211,7 +211,7 @@ fn a_listener_whose_program_never_fetches_takes_its_backlog() {
         }
     };
     flood(1..500);
-    // The first ones are there, and tables that grow once have grown.
+    // The first requests wait, and tables that grow only once have grown.
     let more = measure(|| flood(500..1500));
     assert!(more.bytes_current < 4096, "a thousand more requests cost {} bytes", more.bytes_current);
     w.until("the last answer", || {
@@ -228,8 +228,7 @@ fn a_listener_whose_program_never_fetches_takes_its_backlog() {
     assert_eq!(kept.len(), 16);
 }
 
-// Goal: requests that were fetched take no place of a backlog, as on Linux: a program may fetch a thousand before it decides on the
-// first.
+// Goal: fetched requests do not count in the backlog, as on Linux: a program may fetch a thousand before it decides on the first.
 #[test]
 fn a_program_that_fetches_requests_makes_room_at_once() {
     let w = World::new();
@@ -246,7 +245,7 @@ fn a_program_that_fetches_requests_makes_room_at_once() {
     assert!(answers.is_empty(), "{} answers", answers.len());
 }
 
-// Goal: requests of one host that fill a backlog keep no other host out: the oldest of them goes, and its host is told.
+// Goal: requests of one host that fill a backlog keep no other host out: the oldest of them is dropped, and its host is notified.
 #[test]
 fn requests_of_one_host_in_a_backlog_keep_no_other_host_out() {
     let w = World::new();
@@ -260,7 +259,7 @@ fn requests_of_one_host_in_a_backlog_keep_no_other_host_out() {
         stranger.receive(&w, &mut answers);
         (answers.len() == 34).then_some(())
     });
-    // Another host, as far as its address says.
+    // A request from another host, according to its address.
     let [src, dst] = addrs(true);
     let other = Path { sgid: Gid::from_ip(src), dgid: Gid::from_ip(dst), ..Path::default() };
     let mut node = Machine::new(Config { ca_guid: 99, seed: 99, ..Config::default() });
@@ -270,7 +269,7 @@ fn requests_of_one_host_in_a_backlog_keep_no_other_host_out() {
     let mad = node.poll_send().unwrap().mad;
     let ah = w.a.pd.create_ah(&ah_attr_to(other.dgid, 2)).unwrap();
     w.until("a refusal", || {
-        // Until B's Ethernet address is found for this one too.
+        // Until B has resolved the Ethernet address of that host, too.
         let wr = [SendWr::send(SLOTS, &[]).inline(&mad).to(&ah, Qpn::GSI, GSI_QKEY)];
         let _ = stranger.gsi.post_send(&wr);
         stranger.receive(&w, &mut answers);
@@ -282,7 +281,7 @@ fn requests_of_one_host_in_a_backlog_keep_no_other_host_out() {
     assert_eq!(from.last(), Some(&src));
 }
 
-// Goal: the backlog of a datagram service.
+// Goal: the same for the backlog of a datagram service.
 #[test]
 fn a_datagram_listener_whose_program_never_fetches_takes_its_backlog() {
     let w = World::new();
@@ -307,8 +306,8 @@ fn a_datagram_listener_whose_program_never_fetches_takes_its_backlog() {
     assert_eq!(kept.len(), 3);
 }
 
-// Goal: a program may disconnect a connection that is being ended already: its peer has restarted without it, and has not answered
-// the DREQ yet.
+// Goal: a program may disconnect a connection that is ending already: its peer has restarted without it, and has not answered the DREQ
+// yet.
 #[test]
 fn a_connection_that_its_peer_forgot_is_disconnected() {
     let w = World::new();
@@ -317,10 +316,10 @@ fn a_connection_that_its_peer_forgot_is_disconnected() {
     let (stranger, mut answers) = (Stranger::new(&w), Vec::new());
     let now = Instant::ZERO;
     let service = ServiceId::new(PortSpace::Tcp, PORT);
-    // Times that make silence short.
+    // Times that keep the test's silence short.
     let timing = Timing { packet_lifetime: 8, ..Timing::default() };
     let connect = Connect { ip: Some(header()), timing, ..Connect::new(service, path(), Qpn::new(0x99)) };
-    // Each life of a peer whose queue pair numbers begin again.
+    // The lives of a peer before and after its restart, whose queue pair numbers begin again.
     let mut lives = [1, 2].map(|seed| Machine::new(Config { ca_guid: 7, seed, ..Config::default() }));
     let [before, after] = &mut lives;
     let mut answer = |attribute| {
@@ -357,8 +356,8 @@ fn a_connection_that_its_peer_forgot_is_disconnected() {
     assert_eq!(server.state(), IdState::Disconnected);
 }
 
-// Goal: whoever can send from the peer's address and knows its GUID and queue pair ends no connection by a new request: the peer's
-// queue pair is asked, and answers.
+// Goal: a third host that can send from the peer's address, and knows its GUID and queue pair, ends no connection by a new request: the
+// peer's queue pair is checked, and answers.
 #[test]
 fn a_connection_whose_peer_answers_is_not_ended_by_a_request() {
     let w = World::new();
@@ -404,7 +403,7 @@ fn a_connection_whose_peer_answers_is_not_ended_by_a_request() {
     }
     assert!(cb.try_get_event().is_none());
     assert_eq!((server.state(), server.qp().unwrap().state().unwrap()), (IdState::Connected, QpState::Rts));
-    // Without its queue pair it does not answer.
+    // Without its queue pair the peer does not answer the check.
     drop(qp);
     let mut forger = Machine::new(Config { ca_guid: 7, seed: 99, ..Config::default() });
     forger.connect(now, &connect).unwrap();
@@ -416,7 +415,7 @@ fn a_connection_whose_peer_answers_is_not_ended_by_a_request() {
     w.event(&cb, E::Disconnected).ack();
 }
 
-// Goal: messages to hosts whose Ethernet address is not found are lost, and delay none to others.
+// Goal: messages to hosts whose Ethernet address cannot be resolved are lost, and delay no messages to others.
 #[test]
 fn hosts_that_are_silent_hold_up_nobody() {
     let w = World::new();
@@ -431,7 +430,7 @@ fn hosts_that_are_silent_hold_up_nobody() {
         stranger.gsi.post_send(&[wr]).unwrap();
     }
     stranger.send(&w, &mad, &mut Vec::new());
-    // Far less than the time after which a host counts as silent.
+    // Far less time than a host may be silent.
     let event = (0..100).find_map(|_| {
         w.pump();
         cb.try_get_event()

@@ -1,4 +1,4 @@
-//! Errors that a program can make with identifiers: each has its error and its number, and changes nothing.
+//! Errors that a program can make with identifiers: each call returns its error with its number, and changes nothing.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ fn addresses_and_ports() {
     refused(second.bind_addr(any(PORT)), EADDRINUSE, "AddrInUse");
     let datagrams = w.a.context.create_id(Some(&ca), PortSpace::Udp).unwrap();
     datagrams.bind_addr(ours(PORT)).unwrap();
-    // Released with the identifier.
+    // The port is released with the identifier.
     id.destroy().unwrap();
     second.bind_addr(ours(PORT)).unwrap();
     let free: Vec<_> = (0..50).map(|_| w.a.id(&ca)).collect();
@@ -176,7 +176,7 @@ fn parameters_of_connections() {
     drop(server);
 }
 
-// A program's own events stand in their order among those of connection management, whose events it cannot raise.
+// A program's own events keep their order among those of connection management; the program cannot raise events of the latter.
 #[test]
 fn events_of_the_program() {
     let w = World::new();
@@ -194,7 +194,7 @@ fn events_of_the_program() {
         assert!(event.is_of(&id));
         event.ack();
     }
-    // They end with their identifier.
+    // The program's events disappear with their identifier.
     id.write_event(E::AddrinfoError, -1, 0).unwrap();
     id.destroy().unwrap();
     assert!(channel.try_get_event().is_none());
@@ -204,7 +204,7 @@ fn events_of_the_program() {
 fn queue_pairs_and_options() {
     let w = World::new();
     let (ca, cb) = (w.a.channel(), w.b.channel());
-    // A channel belongs to no device: that of B takes identifiers of A.
+    // A channel belongs to no device: a channel of B takes events of A's identifiers.
     let id = w.a.id(&cb);
     id.migrate_id(Some(&ca)).unwrap();
     for ty in [QpType::Ud, QpType::Uc, QpType::Gsi] {
@@ -226,7 +226,7 @@ fn queue_pairs_and_options() {
     let udp = w.a.context.create_id(Some(&ca), PortSpace::Udp).unwrap();
     refused(udp.set_option(CmOption::AckTimeout(14)), EINVAL, "Option");
     refused(udp.create_qp(&w.a.pd, &QpInitAttr::rc(&w.a.cq, &w.a.cq)), EINVAL, "Unsuitable");
-    // A queue pair that it did not make: it has to be of its type and its device.
+    // A queue pair that the identifier did not create must be of the identifier's type and device.
     refused(udp.set_qp(Some(qp.clone())), EINVAL, "Unsuitable");
     let foreign = Arc::new(w.b.pd.create_qp(&QpInitAttr::rc(&w.b.cq, &w.b.cq)).unwrap());
     refused(id.set_qp(Some(foreign)), EINVAL, "Foreign");
@@ -259,7 +259,7 @@ fn queue_pairs_and_options() {
     }
 }
 
-// The device has one queue pair 1: either the program or connection management owns it.
+// The device has one queue pair 1, which either the program or connection management owns.
 #[test]
 fn queue_pair_1_is_the_connection_managers() {
     let w = World::new();
@@ -271,7 +271,7 @@ fn queue_pair_1_is_the_connection_managers() {
     drop(w.a.pd.create_qp(&gsi).unwrap());
     let id = w.a.id(&channel);
     refused(w.a.pd.create_qp(&gsi), EINVAL, "Exists");
-    // It ends with the last of its users, and starts again.
+    // Connection management ends with the last of its users, and can start again.
     let (_, channel) = channel.destroy().unwrap_err();
     drop(channel);
     refused(w.a.pd.create_qp(&gsi), EINVAL, "Exists");
@@ -284,8 +284,8 @@ fn queue_pair_1_is_the_connection_managers() {
     w.close();
 }
 
-// Failures while a call waits: a queue pair whose state the program changed itself cannot make the transition. (A connection
-// that ends before its last message arrived was established all the same: a peer that disconnects had accepted it.)
+// Failures while a call waits: a queue pair whose state the program changed itself cannot make the transition. (A connection that ends
+// before its last message has arrived was established nevertheless: a peer that disconnects had accepted it.)
 #[test]
 fn connections_that_fail_under_a_waiting_call() {
     let w = World::with(|config| config.drive(Drive::Caller));
@@ -306,7 +306,7 @@ fn connections_that_fail_under_a_waiting_call() {
         let qp = w.a.pd.create_qp(&QpInitAttr::rc(&w.a.cq, &w.a.cq)).unwrap();
         client.connect(&ConnParam { qp_num: qp.qp_num().get(), ..ConnParam::default() }).unwrap();
         w.event(&ca, E::ConnectResponse).ack();
-        // The message that would establish it is lost.
+        // The message that would establish the connection is lost.
         w.a_sends_nothing.store(true, Ordering::Release);
         client.establish().unwrap();
         (0..10).for_each(|_| w.a.pump());

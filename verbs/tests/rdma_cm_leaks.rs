@@ -1,4 +1,4 @@
-//! No leaks: descriptors, threads, queue pairs and their numbers. One test, as descriptors belong to the process.
+//! No leaks: descriptors, threads, queue pairs and their numbers. A single test, because descriptors belong to the process.
 
 mod cm;
 mod common;
@@ -13,7 +13,7 @@ fn entries(dir: &str) -> usize {
     std::fs::read_dir(dir).unwrap().count()
 }
 
-/// Threads of both ends make and end connections, some of them in the middle.
+/// Threads of both ends make and end connections, some of them before they are established.
 fn round(drive: &Drive) {
     let w = World::with(|config| config.drive(drive.clone()).shards(1));
     std::thread::scope(|s| {
@@ -66,7 +66,7 @@ fn nothing_stays_behind() {
         let before = (entries("/proc/self/fd"), entries("/proc/self/task"));
         round(&drive);
         let start = std::time::Instant::now();
-        // A thread that was joined may take a moment to leave the list, here and when it was counted before.
+        // A joined thread may stay in the list for a moment, here and when threads were counted before.
         while entries("/proc/self/fd") != before.0 || entries("/proc/self/task") > before.1 {
             assert!(start.elapsed() < PATIENCE, "{before:?} in {drive:?}");
             std::thread::yield_now();

@@ -35,7 +35,7 @@ fn refused<T>(result: Result<T, VerbsError>, errno: i32, variant: &str, says: &s
     assert!(e.to_string().contains(says), "{e}");
 }
 
-// RC and UC over the port space of InfiniBand: messages and WRITEs both ways, and the end.
+// RC and UC over the port space of InfiniBand: messages and WRITEs both ways, and the disconnection.
 #[test]
 fn identifiers_of_ps_ib_connect_rc_and_uc_queue_pairs() {
     for (qp_type, port) in [(QpType::Rc, PORT), (QpType::Uc, PORT + 1)] {
@@ -61,7 +61,7 @@ fn identifiers_of_ps_ib_connect_rc_and_uc_queue_pairs() {
         assert!(w.event(&cb, E::Established).is_of(&server));
         w.exchange(&client, &server);
         if qp_type == QpType::Uc {
-            // The peer may WRITE, with immediate data so that there is a completion.
+            // The peer may WRITE: with immediate data, so that the target gets a completion.
             let there = w.b.pd.reg_mr(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
             let qb = server.qp().unwrap();
             qb.post_recv(&[RecvWr::new(9, &[])]).unwrap();
@@ -103,7 +103,7 @@ fn identifiers_of_ps_ib_find_datagram_services() {
     assert!(client.disconnect().is_err(), "datagrams have no connection");
 }
 
-// A service of one type refuses requests of another: reason 9, and status 1 of a datagram service.
+// A service of one type refuses requests for another type: with reason 9, or status 1 for a datagram service.
 #[test]
 fn services_refuse_requests_of_another_type() {
     let w = World::new();
@@ -118,7 +118,7 @@ fn services_refuse_requests_of_another_type() {
     w.resolve(&ud, &ca, to(PORT));
     ud.connect(&ConnParam::default()).unwrap();
     assert_eq!(w.event(&ca, E::Unreachable).status(), 1);
-    // The same port of another port space is another service.
+    // The same port of another port space is a different service.
     let tcp = w.a.id(&ca);
     w.resolve(&tcp, &ca, to(PORT));
     w.a.qp(&tcp);
@@ -146,7 +146,7 @@ fn each_port_space_has_its_types() {
     }
     refused(w.a.context.create_id(Some(&c), PortSpace::IpoIb), ENODEV, "NoIpoIb", "use Udp");
     refused(w.a.context.create_id_of_type(Some(&c), PortSpace::IpoIb, Ud), ENODEV, "NoIpoIb", "use Udp");
-    // A queue pair of another type than the identifier's.
+    // A queue pair whose type is not the identifier's.
     let id = of_type(&w.a, &c, Uc);
     refused(id.create_qp(&w.a.pd, &QpInitAttr::rc(&w.a.cq, &w.a.cq)), EINVAL, "Unsuitable", "UC");
     assert!(id.qp().is_none());

@@ -1,4 +1,4 @@
-//! Registration beyond `reg_mr`: by work requests, reregistration, and access flags that are hints.
+//! Registration beyond `reg_mr`: by work requests, reregistration, and access flags that are only hints.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -30,7 +30,7 @@ fn refused<T: core::fmt::Debug>(result: Result<T, VerbsError>, errno: i32, word:
 
 #[test]
 fn r60_fast_registration() {
-    // Ways in which the key is invalidated, or memory that it never covered.
+    // Cases in which the key was invalidated, or the memory never registered.
     for case in 0..4 {
         let p = Pair::new(embedded());
         let mr = p.pd.alloc_mr(4096).unwrap();
@@ -74,7 +74,7 @@ fn r60_fast_registration() {
     }
 }
 
-// A registered range serves local requests too.
+// A registered range serves local requests, too.
 #[test]
 fn fast_registration_for_local_use() {
     let p = Pair::new(embedded());
@@ -140,7 +140,7 @@ fn rereg_mr_changes_what_is_given() {
     mr.rereg(&Rereg { len: Some(8192), ..Rereg::default() }).unwrap();
     assert_eq!((mr.rkey(), mr.len(), mr.to_vec(0..8).unwrap()), (key, 8192, vec![0; 8]));
     assert_eq!(write(&p, mr.addr() + 8184, key), WcStatus::Success);
-    // What is refused changes nothing.
+    // A refused call changes nothing.
     let other = Context::open(DeviceConfig::loopback().drive(Drive::Embedded)).unwrap();
     let foreign = other.alloc_pd().unwrap();
     let change = Rereg::default();
@@ -155,7 +155,7 @@ fn rereg_mr_changes_what_is_given() {
     refused(mr.rereg(&too_long), verbs::errno::ENOMEM, "no memory");
     assert_eq!((mr.len(), mr.access()), (8192, all_rights()));
     assert_eq!(write(&p, mr.addr(), key), WcStatus::Success);
-    // Another domain: queue pairs of the first can no longer use the region, and the first can be freed.
+    // The region moves to another domain: queue pairs of the first can no longer use it, and the first can be freed.
     let pd = p.context.alloc_pd().unwrap();
     mr.rereg(&Rereg { pd: Some(&pd), ..change }).unwrap();
     assert_eq!(write(&p, mr.addr(), key), WcStatus::RemAccessErr);
@@ -164,8 +164,8 @@ fn rereg_mr_changes_what_is_given() {
     p.pd = back;
 }
 
-// Goal: a region's memory is changed from another thread while the shard of its queue pair is polled, between requests, each
-// of which uses the memory registered at that time.
+// Goal: a region's memory is changed by one thread while another drives the shard of its queue pair, between requests. Each request uses
+// the memory that is registered at that time.
 #[test]
 fn rereg_mr_while_shards_turn() {
     let context = Context::open(DeviceConfig::loopback().drive(Drive::Dedicated { cores: vec![] })).unwrap();
@@ -228,7 +228,7 @@ fn hints_are_taken_and_features_are_announced() {
     assert_eq!(attr.max_mw, attr.max_mr);
 }
 
-// Requests name the bytes by the address that was chosen, on either side, and by no other; windows too.
+// Requests on either side name the bytes by the chosen address (iova) and by no other; so do windows.
 #[test]
 fn requests_name_a_region_by_its_iova() {
     let p = Pair::new(embedded());
@@ -242,7 +242,7 @@ fn requests_name_a_region_by_its_iova() {
         assert_eq!(mr.to_vec(0..8).unwrap(), b"new data");
     }
     let mut mr = p.pd.reg_mr_iova(4096, 1 << 40, all_rights()).unwrap();
-    // Rights change and the address stays; new memory has its own.
+    // A change of rights keeps the address; new memory has its own.
     mr.rereg(&Rereg { access: Some(all_rights() | Access::MW_BIND), ..Rereg::default() }).unwrap();
     assert_eq!(mr.iova(), 1 << 40);
     let info = verbs::MwBindInfo::new(&mr, 1024..2048, Access::REMOTE_WRITE).unwrap();
@@ -282,7 +282,7 @@ fn a_region_is_filled_from_a_file_and_written_to_one() {
     assert_eq!(mr.to_vec(9..15).unwrap(), b"\x002345\0");
     assert_eq!(mr.pread(&disk, 8, 20..40).unwrap(), 2, "the file ends");
     assert_eq!(mr.pread(&disk, 10, 0..64).unwrap(), 0);
-    // What a peer writes goes to the file.
+    // What a peer writes reaches the file.
     p.a.post_send(&[SendWr::write(1, &[], mr.iova(), mr.rkey()).inline(b"by a peer").signaled()]).unwrap();
     assert_eq!(p.done_a(1)[0].status, WcStatus::Success);
     assert_eq!(mr.pwrite(&disk, 10, 0..9).unwrap(), 9);
@@ -292,8 +292,8 @@ fn a_region_is_filled_from_a_file_and_written_to_one() {
     assert_eq!(text, "0123456789by a peer");
 }
 
-// Threads fill a region from a file and write it to one, and hold pins, while the program tries to end it: it ends when the
-// last pin is gone, and not before.
+// Threads fill a region from a file, write it to a file, and hold pins, while the program tries to end the region: it ends when the last
+// pin is dropped, and not before.
 #[test]
 fn a_region_ends_after_its_pins() {
     const ROUNDS: usize = 200;

@@ -1,4 +1,4 @@
-//! The maximum number of queue pairs of a shard, through the verbs.
+//! The maximum number of queue pairs of a shard, through the verbs API.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -14,8 +14,8 @@ use verbs::{
 const SMALL: QpCap =
     QpCap { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
 
-// Every number of a shard is used for a queue pair, connected to another one; one more is refused; all are destroyed, and as
-// many created again.
+// Every number of a shard is used for a queue pair that is connected to another; one more is refused; all are destroyed, and as many
+// created again.
 #[test]
 fn as_many_queue_pairs_as_a_shard_has() {
     let context = embedded_with(DeviceConfig::loopback().qps_per_shard(QPS_PER_SHARD_MAX));
@@ -52,8 +52,8 @@ fn as_many_queue_pairs_as_a_shard_has() {
     assert_eq!(numbers.len(), max);
 }
 
-// Enough of them for shards to prefetch their state, over a wire: lists of messages in memory and inline, each to its own
-// buffer, repeatedly.
+// Enough queue pairs that shards prefetch their state, over a link: lists of messages in memory and inline, each to its own buffer,
+// repeatedly.
 #[test]
 fn hundreds_between_two_devices() {
     const QPS: usize = 300;
@@ -113,8 +113,8 @@ fn hundreds_between_two_devices() {
     }
 }
 
-// Hints about handles, in any order and more often than needed, then a message each way; and about memory, whose contents
-// stay.
+// Hints about handles, in any order and more often than needed, then a message each way; and hints about memory, which keeps its
+// contents.
 #[test]
 fn hints_change_nothing() {
     let pair = Pair::new(common::embedded());
@@ -151,8 +151,8 @@ fn a_hint_about_no_queue() {
     SendQueue::prefetch_each(&[pair.a.split().unwrap().0], core::iter::once(1), 1);
 }
 
-// Goal: of many queue pairs that a process connects with each other none loses a packet, however many are on their way: what the inbox of
-// the shard has no room for waits.
+// Goal: many queue pairs that a process connects to each other lose no packet, however many are on the way: packets for which the inbox of
+// the shard has no room wait.
 #[test]
 fn hundreds_within_a_device_lose_nothing() {
     const QPS: usize = 500;

@@ -1,5 +1,5 @@
-//! A port of two links, with a peer behind each: frames leave by the route of their peer, and a link that takes nothing for a while
-//! holds up its own peer alone.
+//! A port with two links, and a peer behind each: frames leave by the route to their peer, and a link that takes nothing for a while
+//! delays only its own peer.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ const HUB: [u8; 4] = [192, 0, 2, 1];
 /// The peer behind each link.
 const PEERS: [[u8; 4]; 2] = [[192, 0, 2, 11], [192, 0, 2, 12]];
 
-/// How long a link may refuse everything before what waits for it is lost.
+/// How long a link may refuse everything before frames that wait for it are lost.
 const TX_STALL: Duration = Duration::from_millis(20);
 
-/// A port whose one address is that of a host.
+/// A port whose only address is that of a host.
 struct OfHost {
     port: Box<dyn Port>,
     addr: IpAddr,
@@ -60,7 +60,7 @@ impl Host for OfHost {
     }
 }
 
-/// Two ports as one: the first, and another one beside it.
+/// Two ports joined to one with two links.
 struct Joined {
     ports: [Box<dyn Port>; 2],
     shut: Arc<[AtomicBool; 2]>,
@@ -87,7 +87,7 @@ impl PortLayer for Joined {
 struct Links {
     links: [Box<dyn PortQueue>; 2],
     shut: Arc<[AtomicBool; 2]>,
-    /// Frames that each takes in a burst; 0 for all.
+    /// Most frames that each link takes in a burst; 0 for no limit.
     paces: Arc<[AtomicU64; 2]>,
 }
 
@@ -141,10 +141,10 @@ impl QueueLayer for Links {
         sent
     }
     fn arm(&mut self) -> Armed {
-        Armed::Unable // the descriptors of two links are not one
+        Armed::Unable // two links have no common descriptor
     }
     fn recycle(&mut self, frames: &mut RxBurst) {
-        frames.clear(); // each goes back to where it came from
+        frames.clear(); // dropping a frame returns it to its own link
     }
     fn build_burst(&mut self, route: Route, most: usize, builder: &mut dyn Build) -> Option<usize> {
         if self.is_shut(route) {
@@ -157,7 +157,7 @@ impl QueueLayer for Links {
     }
 }
 
-/// A device with memory.
+/// A device with its objects.
 struct Node {
     context: Context,
     pd: Pd,
@@ -177,7 +177,7 @@ impl Node {
     }
 }
 
-/// A connection of the hub with a peer, with completion queues of its own.
+/// A connection between the hub and a peer, with completion queues of its own.
 struct Line {
     ours: Qp,
     theirs: Qp,
@@ -206,7 +206,7 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        // A host behind a port sends to the address beside its own.
+        // A port with a host's addresses sends to the Ethernet address next to its own.
         let options = |last| PortOptions { mac: Some(Mac([2, 0, 0, 0, 0, last])), ..PortOptions::default() };
         let link = || pair_with(&options(2), &options(3), Arc::new(|queue, _, _| queue));
         let [(hub_a, a), (hub_b, b)] = [link(), link()];
@@ -244,7 +244,7 @@ impl World {
         Line { ours, theirs, our_sends, our_receives, their_sends }
     }
 
-    /// Turns everybody until there are `n` completions, which succeeded.
+    /// Drives all devices until `n` requests have completed, successfully.
     fn take(&self, cq: &Cq, n: usize) -> Vec<Wc> {
         let (mut done, mut wc) = (Vec::new(), [Wc::default(); 16]);
         for _ in 0..10_000 {
@@ -268,7 +268,7 @@ impl World {
         line.theirs.post_send(&wrs).unwrap();
     }
 
-    /// The hub writes `n` times, numbered from `first`: short ones and long ones in turn.
+    /// The hub posts `n` WRITEs, numbered from `first`: short and long ones in turn.
     fn hub_writes(&self, line: &Line, peer: usize, first: u64, n: u64) {
         let remote = &self.peers[peer].mr;
         for id in first..first + n {
@@ -283,16 +283,16 @@ fn ids(done: &[Wc]) -> Vec<u64> {
     done.iter().map(|wc| wc.wr_id).collect()
 }
 
-// Goal: while a link takes nothing the other peer notices nothing, whatever waits for the first one: requests in frames and in the
-// port's memory, and answers with the completions behind them. When the link takes frames again all goes on, in order, and nothing
-// was lost.
+// Goal: while a link takes nothing, the other peer notices nothing, whatever waits for the link: requests in frames and in the port's
+// memory, and answers with the completions after them. When the link takes frames again everything continues, in order, and nothing was
+// lost.
 #[test]
 fn a_link_that_takes_nothing_holds_up_its_own_peer_alone() {
     for stuck in [1, 0] {
         let w = World::new();
         let (free, lines) = (1 - stuck, [w.connect(0), w.connect(1)]);
         let (slow, fast) = (&lines[stuck], &lines[free]);
-        // Both ways over both links first.
+        // First both directions over both links.
         for (peer, line) in lines.iter().enumerate() {
             w.hub_writes(line, peer, 0, 8);
             w.peer_sends(line, 0, 8);
@@ -302,7 +302,7 @@ fn a_link_that_takes_nothing_holds_up_its_own_peer_alone() {
         }
 
         w.shut(stuck, true);
-        // More than the backlogs of a route hold.
+        // More than the backlogs of a route can hold.
         w.hub_writes(slow, stuck, 100, 100);
         w.peer_sends(slow, 100, 100);
         for round in 0..50 {
@@ -314,7 +314,7 @@ fn a_link_that_takes_nothing_holds_up_its_own_peer_alone() {
             assert_eq!(ids(&w.take(&fast.our_receives, 4)), expected, "round {round}");
             assert_eq!(ids(&w.take(&fast.their_sends, 4)), expected);
         }
-        // No completion is seen whose acknowledgement is still here.
+        // No completion appears whose acknowledgement has not left yet.
         nothing(&w.hub.context, &slow.our_receives);
         nothing(&w.hub.context, &slow.our_sends);
         nothing(&w.peers[stuck].context, &slow.their_sends);
@@ -332,7 +332,8 @@ fn a_link_that_takes_nothing_holds_up_its_own_peer_alone() {
     }
 }
 
-// Goal: what a link refuses for too long is lost on it by name, its queue pair sends it again, and the other peer notices nothing.
+// Goal: packets that a link refuses for too long are dropped and counted on that link, their queue pair retransmits them, and the other
+// peer notices nothing.
 #[test]
 fn what_a_link_refuses_for_too_long_is_lost_on_it_alone() {
     let w = World::new();
@@ -349,7 +350,7 @@ fn what_a_link_refuses_for_too_long_is_lost_on_it_alone() {
     }
     assert!(w.hub.context.counters().discarded(Discard::TxStalled) > 0);
     assert_eq!(lines[0].ours.counters().get(Counter::Retransmitted), 0);
-    // The messages are here, and their acknowledgements were lost: they are sent again, as their requests will be.
+    // The messages have arrived, but their acknowledgements were dropped: both are sent again.
     w.shut(1, false);
     let mut received = Vec::new();
     for _ in 0..100 {
@@ -366,7 +367,7 @@ fn what_a_link_refuses_for_too_long_is_lost_on_it_alone() {
     assert_eq!(ids(&w.take(&lines[1].their_sends, 20)), (0..20).collect::<Vec<_>>());
 }
 
-/// Datagrams of one queue pair of the hub, to one at each peer.
+/// A datagram queue pair of the hub, and one at each peer.
 struct Datagrams {
     hub: Qp,
     done: Cq,
@@ -395,7 +396,7 @@ impl Datagrams {
     }
 }
 
-// Goal: each datagram of a queue pair goes by the route of its own peer, and waits for that alone.
+// Goal: each datagram of a queue pair leaves by the route to its own peer, and waits for that route only.
 #[test]
 fn datagrams_of_one_queue_pair_go_by_the_routes_of_their_peers() {
     let w = World::new();
@@ -421,8 +422,8 @@ fn datagrams_of_one_queue_pair_go_by_the_routes_of_their_peers() {
     w.take(&d.done, 8);
 }
 
-// Goal: a datagram is complete when its own frame is with the port, and those behind it are complete no earlier, by whichever route
-// they go, in one turn or in several.
+// Goal: a datagram completes when the port has its own frame. Datagrams posted after it complete no earlier, by whichever route they leave,
+// in one turn or in several.
 #[test]
 fn a_datagram_is_complete_when_its_own_frame_is_with_the_port() {
     for in_one_turn in [true, false] {
@@ -444,7 +445,7 @@ fn a_datagram_is_complete_when_its_own_frame_is_with_the_port() {
     }
 }
 
-// Goal: the MADs of queue pair 1 to everybody do not wait for a peer whose link takes nothing.
+// Goal: no MAD of queue pair 1 waits for another peer whose link takes nothing.
 #[test]
 fn no_mad_waits_for_the_link_of_another_peer() {
     let w = World::new();
@@ -461,8 +462,8 @@ fn no_mad_waits_for_the_link_of_another_peer() {
     w.take(&d.done, 16);
 }
 
-// Goal: a peer that has stopped holds up what a queue pair sends to others once, for a moment, and no more while it is stopped: what goes to
-// it is lost by name and completes in its turn. What a connection has waiting for it stays, and it is reached as soon as it goes on.
+// Goal: a stopped peer delays a queue pair's datagrams to others once, for a moment, and not again while it is stopped: datagrams to it are
+// dropped, counted, and complete in order. Packets of a connection to it wait, and it is reached as soon as it continues.
 #[test]
 fn a_peer_that_has_stopped_holds_up_datagrams_to_others_for_a_moment() {
     let w = World::new();
@@ -476,7 +477,7 @@ fn a_peer_that_has_stopped_holds_up_datagrams_to_others_for_a_moment() {
     assert_eq!(lost(), 0, "it may go on in a moment");
 
     w.clock.fetch_add(TX_STALL.as_nanos() as u64, Ordering::Relaxed);
-    // From here on no time passes.
+    // From here on the clock stands still.
     assert_eq!(ids(&w.take(&d.done, 64)), (0..64).collect::<Vec<_>>());
     assert_eq!((w.take(&d.peers[0].1, 4).len(), lost()), (4, 60));
     for id in 0..20 {
@@ -485,12 +486,12 @@ fn a_peer_that_has_stopped_holds_up_datagrams_to_others_for_a_moment() {
     }
     assert_eq!((w.take(&d.peers[0].1, 10).len(), lost()), (10, 70));
 
-    // Beside a connection that waits for it.
+    // With a connection that waits for the stopped peer.
     w.hub_writes(&slow, 1, 0, 4);
     (0..4).for_each(|id| d.send(id, 1));
     assert_eq!((ids(&w.take(&d.done, 4)), lost()), (vec![0, 1, 2, 3], 74));
     w.shut(1, false);
-    // It takes them first, and what comes behind them waits again.
+    // The peer takes waiting packets first, and datagrams after them wait again.
     (4..12).for_each(|id| d.send(id, 1));
     assert_eq!(ids(&w.take(&d.done, 8)), (4..12).collect::<Vec<_>>());
     assert_eq!(w.take(&d.peers[1].1, 8).len(), 8);
@@ -539,7 +540,7 @@ fn nothing_yet(cq: &Cq) {
     assert_eq!(cq.poll(&mut [Wc::default(); 1]).unwrap(), 0);
 }
 
-// Goal: a link that is never idle lets receive completions go all the same.
+// Goal: receives complete even if their link is never idle.
 #[test]
 fn receives_complete_over_a_link_that_always_has_more_to_send() {
     const TAKES: u64 = 4;
@@ -563,7 +564,7 @@ fn receives_complete_over_a_link_that_always_has_more_to_send() {
     }
 }
 
-/// The way that [`Slow`] knows: none yet, the network, which loses everything, or a link; or none until the link brings something.
+/// The route that [`Slow`] knows: none yet; the network, which loses everything; a link; or none until the link delivers a frame.
 #[derive(Clone, Default)]
 struct Known(Arc<AtomicU64>);
 
@@ -578,7 +579,7 @@ impl Known {
     }
 }
 
-/// A port with a link that carries longer packets than the network, once the way is known.
+/// A port with a link that carries longer packets than the network, once its route is known.
 struct Slow {
     port: Box<dyn Port>,
     known: Known,
@@ -649,7 +650,7 @@ impl Routes for SlowQueue {
     }
 }
 
-/// Two nodes with a connection, and the way that each knows to the other: the first one the link, the second one none yet.
+/// Two connected nodes, each with its route to the other: the first knows the link, the second none yet.
 struct Pair {
     nodes: [Node; 2],
     known: [Known; 2],
@@ -677,14 +678,14 @@ impl Pair {
         Self { nodes, known, cqs, qps, clock }
     }
 
-    /// A node writes so many bytes to the other one.
+    /// Writes `len` bytes from a node to the other one.
     fn write(&self, node: usize, wr_id: u64, len: usize) {
         let (sge, remote) = ([self.nodes[node].mr.sge(0..len).unwrap()], &self.nodes[1 - node].mr);
         let write = SendWr::write(wr_id, &sge, remote.addr(), remote.rkey()).signaled();
         self.qps[node].post_send(&[write]).unwrap();
     }
 
-    /// Turns both until each has this completion.
+    /// Drives both until each has this completion.
     fn take_from_each(&self, wr_id: u64) {
         let mut done = [0, 1].map(|_| Vec::new());
         for _ in 0..10_000 {
@@ -694,7 +695,7 @@ impl Pair {
                 let got = self.cqs[node].poll(&mut wc).unwrap();
                 done.extend_from_slice(&wc[..got]);
             }
-            // Half a millisecond, of timeouts that are longer.
+            // Half a millisecond; the timeouts are longer.
             self.clock.fetch_add(500_000, Ordering::Relaxed);
         }
         for done in done {
@@ -703,8 +704,8 @@ impl Pair {
     }
 }
 
-// Goal: the packets of a peer that has found a link are as long as it carries, also where this end has not found it yet: its answers wait,
-// and nothing is refused. (Between PID namespaces a link leads one way at first.)
+// Goal: a peer that has found a link sends packets as long as the link carries. This end accepts them even if it has not found the link yet:
+// its answers wait, and nothing is refused. (Between PID namespaces a link at first works in one direction only.)
 #[test]
 fn packets_of_a_link_are_taken_before_the_way_back_is_known() {
     let Pair { nodes, known, cqs, qps, .. } = Pair::new();
@@ -723,13 +724,13 @@ fn packets_of_a_link_are_taken_before_the_way_back_is_known() {
         }
     }
     assert!(done.iter().all(Wc::is_ok) && ids(&done) == [0, 1], "{done:?}");
-    // Two requests of sixteen packets, where a path MTU would make sixty-four of the first.
+    // Two requests of sixteen packets; at the path MTU the first alone would take sixty-four.
     let stats = nodes[1].context.port_stats();
     assert!(stats.rx_frames < 40, "{} frames", stats.rx_frames);
 }
 
-// Goal: a request that waits for the way goes on as well when it is not the request that finds it: both ends have posted, and the first
-// packet of the one comes over the link of which the other one learns at that moment.
+// Goal: a request that waits for its route continues even if another event finds the route: both ends have posted, and a packet of one end
+// arrives over the link, from which the other end learns the route at that moment.
 #[test]
 fn a_request_goes_on_though_a_packet_of_the_peer_finds_the_way() {
     let pair = Pair::new();
@@ -742,7 +743,7 @@ fn a_request_goes_on_though_a_packet_of_the_peer_finds_the_way() {
     pair.take_from_each(7);
 }
 
-// Goal: what was sent over the network, was lost there, and waits for its answer while the way becomes a link is sent again.
+// Goal: a request that was lost on the network, and waits for its answer while its route changes to a link, is retransmitted.
 #[test]
 fn a_request_that_was_lost_is_repeated_though_the_way_was_looked_for_meanwhile() {
     let pair = Pair::new();
@@ -759,8 +760,8 @@ fn a_request_that_was_lost_is_repeated_though_the_way_was_looked_for_meanwhile()
     pair.take_from_each(7);
 }
 
-// Goal: what is posted after the process of the peer has ended fails as what was outstanding then: nobody has its number, so nothing is
-// sent, nor repeated. Who has the number later is reached.
+// Goal: a request that is posted after the peer's process has ended fails like one that was outstanding then: no process has the queue pair
+// number, so nothing is sent or retried. A process that gets the number later is reached.
 #[test]
 fn a_request_to_a_number_that_nobody_has_fails_at_once() {
     let pair = Pair::new();
@@ -782,7 +783,7 @@ fn a_request_to_a_number_that_nobody_has_fails_at_once() {
     assert_eq!((wc[0].wr_id, wc[0].status), (5, WcStatus::RetryExcErr));
     assert_eq!((ended(here), here.context.port_stats().tx_frames), (1, before));
 
-    // The peer's number is asked about anew: its way was not found before.
+    // The route to the peer's number is looked up again: the first lookup failed.
     pair.known[1].set(Known::NOBODY);
     pump(&pair.nodes[1].context);
     pair.known.iter().for_each(|known| known.set(Known::LINK));
@@ -791,7 +792,7 @@ fn a_request_to_a_number_that_nobody_has_fails_at_once() {
     pair.take_from_each(7);
 }
 
-// Goal: what a process had sent before it ended is seen, though its acknowledgement finds nobody any more.
+// Goal: a message that a process sent before it ended is received, although its acknowledgement no longer reaches anybody.
 #[test]
 fn the_last_message_of_a_process_is_received() {
     let Pair { nodes, known, cqs, qps, .. } = Pair::new();

@@ -32,7 +32,7 @@ const GROWTH_KIB: u64 = 24 << 10;
 /// Holds a port queue while no device uses it.
 type Home = Arc<Mutex<Option<Box<dyn PortQueue>>>>;
 
-/// A port whose queues return here when the device is closed, so that the returned buffers can be counted.
+/// A port whose queues return to it when the device is closed, so that the returned buffers can be counted.
 struct Kept {
     port: Box<dyn Port>,
     queues: Vec<Home>,
@@ -129,7 +129,7 @@ impl Side {
 const SENDS: u64 = 24;
 const RECEIVES: u64 = 16;
 
-/// Creates a connection, loads it, and ends it in one of several ways. Returns how many requests completed.
+/// Makes a connection, loads it, and ends it in one of several ways. Returns the number of completed requests.
 fn life(contexts: [&Context; 2], random: &mut Random) -> u64 {
     let shard = random.below(SHARDS as u64) as usize;
     let [a, b] = contexts.map(|c| Side::new(c, shard));
@@ -168,7 +168,7 @@ fn life(contexts: [&Context; 2], random: &mut Random) -> u64 {
         b.cq.poll(&mut wc).unwrap();
     }
     match ending {
-        // The target goes first; the requester is left without a peer.
+        // The target is destroyed first; the requester is left without a peer.
         0 => {
             b.destroy();
             a.destroy();

@@ -1,6 +1,6 @@
-//! Safe code cannot cause undefined behaviour, however odd it is: the program's own port panics or calls back in the middle
-//! of a turn, threads use one region at once. `scripts/deep miri` runs this file under Miri, so the devices here are small
-//! and have a manual clock and a seed.
+//! Safe code cannot cause undefined behaviour, whatever it does: the program's own port panics or calls back in the middle of a turn, and
+//! threads use one region at once. `scripts/deep miri` runs this file under Miri, so the devices here are small, with a manual clock and
+//! a seed.
 #![forbid(unsafe_code)]
 
 mod common;
@@ -36,13 +36,13 @@ impl Odd {
     fn clear(&self) {
         *self.0.lock().unwrap_or_else(|e| e.into_inner()) = None;
     }
-    /// A device with such a port, of as many shards.
+    /// Opens a device on such a port, with this many shards.
     fn open(&self, shards: usize, drive: Drive) -> Context {
         let options = PortOptions { frames: 256, queues: shards, ..PortOptions::default() };
         let port = PortSpec::Loopback.open(&options).unwrap();
         let hook = self.0.clone();
         let port = Hooked::around(port, move |burst| {
-            // Not locked during the call: it may call back, or panic.
+            // Not locked during the call, which may call back, or panic.
             let odd = hook.lock().unwrap().take();
             if let Some(odd) = odd {
                 odd(&burst);
@@ -80,12 +80,12 @@ fn dead<T: std::fmt::Debug>(result: Result<T, VerbsError>) {
     assert!(e.to_string().contains("died of a panic"), "{e}");
 }
 
-/// A turn in which the port may panic; returns whether it did.
+/// Makes a turn in which the port may panic; returns whether it did.
 fn panics(reactor: &mut Reactor) -> bool {
     catch_unwind(AssertUnwindSafe(|| reactor.poll_once())).is_err()
 }
 
-/// The device after its port has panicked at operation number `allowed`. `false`: there were not as many operations.
+/// Checks a device whose port panics at operation number `allowed`. `false` if there were fewer operations.
 fn ends_after(allowed: u32) -> bool {
     let odd = Odd::default();
     let context = odd.open(1, Drive::Embedded);
@@ -110,7 +110,7 @@ fn ends_after(allowed: u32) -> bool {
     }
     odd.clear();
 
-    // Nothing drives it any more, so memory that a turn could have touched is free, and stays as it is.
+    // No turn can be made any more, so memory that a turn could have accessed is free, and keeps its contents.
     let keep = mr.to_vec(0..4096).unwrap();
     assert_eq!(reactor.poll_once(), None);
     dead(reactor.try_poll_once());
@@ -127,7 +127,7 @@ fn ends_after(allowed: u32) -> bool {
     dead(qp.drain_qp(PATIENCE));
     dead(pd.create_qp(&QpInitAttr::rc(&cq, &cq)));
 
-    // Completions published before can be polled; after them comes the error.
+    // Completions published before the panic can be polled; after them comes the error.
     let mut wc = [Wc::default(); 8];
     let n = cq.poll(&mut wc).unwrap();
     let done: Vec<u64> = wc[..n].iter().map(|wc| wc.wr_id).collect();
@@ -140,7 +140,7 @@ fn ends_after(allowed: u32) -> bool {
     }
     dead(channel.get_cq_event(Duration::MAX).map(|_| ()));
 
-    // The event is raised once, and a thread that waits for more gets an error.
+    // The event is raised once, and a thread that waits for more events gets an error.
     let mut fatal = 0;
     while let Some(event) = context.try_get_async_event() {
         fatal += u32::from(event.event == AsyncEvent::DeviceFatal);
@@ -176,7 +176,7 @@ fn a_panic_anywhere_in_a_turn_is_the_end_of_the_shard() {
     assert!((least..100).contains(&ends), "{ends} places");
 }
 
-// Goal: the claim, and the mark of a thread as inside a turn, are released: other devices still work.
+// Goal: a panic releases the claim and the mark of the thread as inside a turn: other devices still work.
 #[test]
 fn a_panic_in_a_turn_leaves_the_thread_as_it_was() {
     let odd = Odd::default();
@@ -191,7 +191,7 @@ fn a_panic_in_a_turn_leaves_the_thread_as_it_was() {
     assert!(other.reactor(0).unwrap().try_poll_once().unwrap().is_some());
 }
 
-// Goal: a panic in a control call, which holds the shard like a turn, ends the shard likewise.
+// Goal: a panic in a control call, which holds the shard like a turn, ends the shard as well.
 #[test]
 fn a_panic_in_a_control_call_is_the_end_of_the_shard() {
     let odd = Odd::default();
@@ -239,7 +239,7 @@ fn the_other_shards_go_on() {
         });
         assert!(n == Some(1) && wc[0].is_ok(), "{n:?} {:?}", wc[0]);
         assert_eq!(target.to_vec(0..64).unwrap(), [round + 1; 64]);
-        // Waits for a turn boundary of each shard: the dead one has passed its last.
+        // Waits for a turn boundary of each shard; the dead shard counts as past its last.
         target.dereg().map_err(|(e, _)| e).unwrap();
     }
     let shards = context.stats().shards;
@@ -261,7 +261,7 @@ fn a_panic_on_a_thread_of_the_device_ends_its_shard_alone() {
         let panicked = AtomicBool::new(false);
         odd.set(move |_| assert!(panicked.swap(true, Ordering::Relaxed), "the port panics, once"));
         if drive == Drive::Caller {
-            // A thread has to drive the shard to hit the panic: a caller, which sees it, or the helper.
+            // A thread has to drive the shard to meet the panic: a caller, to which the panic propagates, or the helper.
             let poll = || cq.poll(&mut [Wc::default()]).is_ok();
             while matches!(catch_unwind(AssertUnwindSafe(poll)), Ok(true)) {}
         }
@@ -280,13 +280,13 @@ fn a_panic_on_a_thread_of_the_device_ends_its_shard_alone() {
     }
 }
 
-/// A port that panics in one of its methods, once it is told to. It is no layer: so a method of the trait cannot be left out.
+/// A port that panics in one of its methods, once set. It is no `PortLayer`, so that the compiler finds a missing method of the trait.
 struct Fragile {
     port: Box<dyn Port>,
     breaks: Arc<Mutex<Option<&'static str>>>,
 }
 
-/// What a device calls of a port and its queues once it is open.
+/// Methods of a port and its queues that a device calls once it is open.
 const METHODS: [&str; 19] = [
     "info",
     "start",
@@ -412,7 +412,7 @@ impl PortQueue for FragileQueue {
     }
 }
 
-// Goal: what is done once for all shards is done by the first that lives: the port is maintained without shard 0, too.
+// Goal: work that is done once for all shards is done by the first living shard: the port is maintained without shard 0, too.
 #[test]
 fn the_first_shard_that_lives_maintains_the_port() {
     let (breaks, ns) = (Arc::new(Mutex::new(None)), Arc::new(AtomicU64::new(1)));
@@ -422,7 +422,7 @@ fn the_first_shard_that_lives_maintains_the_port() {
     let mut config = DeviceConfig::loopback().port(port).shards(2);
     config.clock = Clock::Manual(ns.clone());
     let context = Context::open(config.drive(Drive::Embedded).qps_per_shard(16)).unwrap();
-    // Whether this shard does it when it is due.
+    // Whether this shard maintains the port when that is due.
     let maintains = |shard| {
         ns.fetch_add(1_000_000_000, Ordering::Relaxed);
         *breaks.lock().unwrap() = Some("maintain");
@@ -435,10 +435,10 @@ fn the_first_shard_that_lives_maintains_the_port() {
     assert!(maintains(1));
 }
 
-/// Bytes of a message whose packets are built in the port's own memory, if the one before was as long.
+/// Bytes of a message whose packets are built in the port's own memory, if the message before was as long.
 const LONG: usize = 2048;
 
-/// Uses what is left of a device for a while in every way that calls its port, whatever panics.
+/// Uses the rest of a device for a while in every way that calls its port, whatever panics.
 fn use_all(context: &Context, pd: &Pd, qp: &Qp, cq: &verbs::Cq, channel: &verbs::CompChannel, mr: &Mr) {
     let sge = [mr.sge(0..LONG).unwrap()];
     let calls: [&dyn Fn(); 12] = [
@@ -489,8 +489,8 @@ fn use_all(context: &Context, pd: &Pd, qp: &Qp, cq: &verbs::Cq, channel: &verbs:
     }
 }
 
-// Goal: after a panic in any method of a port, wherever it was called, a device either works on as if nothing had been, or is
-// dead and says so, and it can be closed.
+// Goal: after a panic in any method of a port, wherever it was called, a device either works on as if nothing had happened, or is dead and
+// reports that; and it can be closed.
 #[test]
 #[cfg_attr(miri, ignore = "waits: too slow under Miri")]
 fn a_panic_in_any_method_of_a_port_ends_its_shard_or_nothing() {
@@ -540,7 +540,7 @@ fn a_panic_in_any_method_of_a_port_ends_its_shard_or_nothing() {
     }
 }
 
-// Goal: users of connection management, too, get an event when the device dies, and their calls return the error.
+// Goal: users of connection management also get an event when the device dies, and their calls return the error.
 #[test]
 fn connection_management_reports_a_dead_shard() {
     use verbs::rdma_cm::{CmEventType, PortSpace};
@@ -590,8 +590,8 @@ fn inside<T: std::fmt::Debug>(result: Result<T, VerbsError>) {
     assert_eq!(e.errno(), EDEADLK);
 }
 
-// Goal: no turn, of the same device or another, begins inside a turn, whichever call would make it; the rest of the API works
-// there or returns an error, and nothing waits.
+// Goal: no turn, of the same device or another, begins inside a turn, whichever call would make it. The rest of the API works there or
+// returns an error, and nothing blocks.
 #[test]
 fn a_turn_inside_of_a_turn_is_refused() {
     let odd = Odd::default();
@@ -638,7 +638,7 @@ fn a_turn_inside_of_a_turn_is_refused() {
                 inside(other_cq.poller().unwrap().poll(&mut [Wc::default()]));
                 inside(other_cq.start_poll().map(|_| ()));
             }
-            // A device that is opened and closed in here.
+            // Inside the turn a device is opened, and closing it is refused.
             let third = Context::open(config(4)).unwrap();
             let (e, third) = third.close().unwrap_err();
             inside(Err::<(), _>(e));
@@ -649,7 +649,7 @@ fn a_turn_inside_of_a_turn_is_refused() {
     }
 }
 
-// Goal: on a thread of the device, inside its turn, its last handle is dropped: the thread does not wait for itself.
+// Goal: a thread of the device drops its last handle inside its turn, and does not wait for itself.
 #[test]
 #[cfg_attr(miri, ignore = "threads that spin: too slow under Miri")]
 fn the_last_handle_is_dropped_inside_of_a_turn() {
@@ -669,7 +669,7 @@ fn the_last_handle_is_dropped_inside_of_a_turn() {
     }
 }
 
-/// A region for threads to use at once, while a peer accesses it through its queue pair.
+/// A region for several threads, and for a peer that accesses it through its queue pair.
 fn connected() -> (Context, Pd, Mr) {
     let context = Context::open(config(1)).unwrap();
     let pd = context.alloc_pd().unwrap();
@@ -677,8 +677,8 @@ fn connected() -> (Context, Pd, Mr) {
     (context, pd, mr)
 }
 
-// Goal: no access of the safe API to registered memory is a data race in the sense of the language, whatever the sizes of the
-// accesses; words are whole.
+// Goal: no access of the safe API to registered memory is a data race in the sense of the language, whatever the sizes of the accesses;
+// words are read and written whole.
 #[test]
 fn one_region_and_many_threads() {
     let rounds = if cfg!(miri) { 20 } else { 20_000 };
@@ -703,7 +703,7 @@ fn one_region_and_many_threads() {
     assert_eq!(mr.read_u64(256).unwrap(), rounds as u64);
 }
 
-// Goal: pinned bytes outlive their region, whose key is gone, and are freed once, with the last of their pins, on any thread.
+// Goal: pinned bytes outlive their region and its key, and are freed once, with the last of their pins, on any thread.
 #[test]
 fn pins_outlive_their_region() {
     let (_context, _pd, mr) = connected();
@@ -719,7 +719,7 @@ fn pins_outlive_their_region() {
     });
 }
 
-// Goal: the same for accesses of a peer, of any size, against those of the program on another thread.
+// Goal: the same for accesses of a peer, of any size, concurrent with those of the program on another thread.
 #[test]
 fn a_peer_against_the_program() {
     let rounds: u64 = if cfg!(miri) { 6 } else { 500 };
@@ -771,8 +771,8 @@ fn a_peer_against_the_program() {
     assert!(mr.read_u64(2048).unwrap() >= rounds);
 }
 
-// Goal: keys are revoked while a peer and windows use them, from two threads; the memory can be freed at once, and requests
-// that still name it fail.
+// Goal: keys are revoked while a peer and windows use them, by two threads. The memory can be freed at once, and requests that still name it
+// fail.
 #[test]
 fn keys_come_and_go_from_two_threads() {
     let rounds = if cfg!(miri) { 5 } else { 300 };
@@ -803,7 +803,7 @@ fn keys_come_and_go_from_two_threads() {
             qp.post_send(&[SendWr::write(2, &sge, local.addr() + 64, local.rkey()).signaled()]).unwrap();
             let (mut polled, mut turns) = (0, 0);
             while polled < 2 {
-                // There is none while the owner's calls hold the shard.
+                // `None` while the owner's calls hold the shard.
                 match reactor.poll_once() {
                     Some(_) => turns += 1,
                     None => std::thread::yield_now(),

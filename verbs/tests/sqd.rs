@@ -1,4 +1,4 @@
-//! The SQD state: requests that have started are finished, no other starts, and the attributes can be changed.
+//! The SQD state: started requests are finished, no other request starts, and attributes can be changed.
 
 use crate::common;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use WcStatus::{RemInvReqErr, RetryExcErr, RnrRetryExcErr, Success, WrFlushErr};
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Posts READ number `n`: of the n-th 8 bytes of an end's memory.
+/// Posts READ number `n`: of the `n`-th 8 bytes of an end's memory.
 fn read(from: &End, to: &End, n: usize) {
     let at = n * 8;
     let (remote, rkey) = (from.mr.addr() + at as u64, from.mr.rkey());
@@ -31,7 +31,7 @@ fn change(qp: &Qp, attr: QpAttr, mask: AttrMask) -> Result<(), VerbsError> {
     qp.modify(&QpAttr { qp_state: QpState::Sqd, ..attr }, mask | AttrMask::STATE)
 }
 
-/// SQD, new attributes, RTS, on a queue that is idle.
+/// Changes to SQD, sets attributes, and returns to RTS, on an idle queue.
 fn change_and_resume(link: &Link, end: &End, attr: QpAttr, mask: AttrMask) {
     end.to(QpState::Sqd);
     link.turns(4);
@@ -52,7 +52,7 @@ fn s26_an_idle_queue_is_drained_at_once_and_says_so_when_asked() {
         assert_eq!(a.drained_events(), 0);
         a.to(QpState::Rts);
     }
-    // The event was requested before, not this time; and explicitly not requested.
+    // The event was requested for an earlier SQD, but not for this one; and then explicitly not requested.
     a.to(QpState::Sqd);
     a.to(QpState::Rts);
     let attr = QpAttr { qp_state: QpState::Sqd, ..QpAttr::default() };
@@ -95,7 +95,7 @@ fn s27_s28_s29_a_read_is_waited_for_and_the_rest_waits() {
     assert_eq!(a.drained_events(), 0);
 }
 
-/// 100 packets of 1024 bytes, some of them sent when SQD is entered.
+/// Posts a WRITE of 100 packets of 1024 bytes, and enters SQD when some of them are sent.
 fn long_write(link: &Link, signaled: bool) {
     let (a, b) = (&link.a, &link.b);
     let data: Vec<u8> = (0..100 * 1024).map(|i: usize| (i / 7) as u8).collect();
@@ -138,7 +138,7 @@ fn s27_s28_sqd_in_the_middle_of_an_unsignalled_write() {
     long_write(&Link::new(), false);
 }
 
-// Lost packets are retransmitted in SQD too, until the message is acknowledged.
+// Lost packets are retransmitted in SQD, too, until the message is acknowledged.
 #[test]
 fn s27_retries_go_on_while_draining() {
     let link = Link::new();
@@ -157,7 +157,7 @@ fn s27_retries_go_on_while_draining() {
     assert_eq!((a.is_draining(), a.drained_events()), (false, 1));
 }
 
-/// One SEND under way to a peer that does not answer, one queued behind it that cannot start, and SQD.
+/// A link with one SEND outstanding to a peer that does not answer, one queued after it that cannot start, and SQD.
 fn stuck() -> Link {
     let link = Link::with(&RcOptions::default().timeout(8).retry_cnt(2), |init| init);
     link.valve.shut();
@@ -234,7 +234,7 @@ fn s31_timeout_and_retry_count() {
     change_and_resume(&link, a, attr, AttrMask::TIMEOUT | AttrMask::RETRY_CNT);
     link.valve.shut();
     a.qp.post_send(&[SendWr::send(1, &[]).signaled()]).unwrap();
-    // 4.096 us * 2^8 = 1.05 ms, twice, where it was 67 ms, eight times.
+    // 4.096 us * 2^8 = 1.05 ms, twice; before it was 67 ms, eight times.
     link.wait(20 * MS);
     assert_eq!((a.done(), a.count(Counter::RetriesTimeout)), (vec![(1, RetryExcErr)], 1));
 }
@@ -253,7 +253,7 @@ fn s31_rnr_retry() {
 fn s31_min_rnr_timer() {
     let link = Link::new();
     let (a, b) = (&link.a, &link.b);
-    // 20: 10.24 ms, where it was 0.64 ms.
+    // Code 20 is 10.24 ms; before it was 0.64 ms.
     change_and_resume(&link, b, QpAttr { min_rnr_timer: 20, ..QpAttr::default() }, AttrMask::MIN_RNR_TIMER);
     a.qp.post_send(&[SendWr::send(1, &[]).signaled()]).unwrap();
     link.turns(10);
@@ -326,7 +326,7 @@ fn s31_access_flags() {
     assert_eq!(write(2), [(2, RemInvReqErr)], "an operation that is not enabled");
 }
 
-// Both ends move to their second addresses; until the second one has, packets are dropped.
+// Both ends move to their second addresses. Until the second end has moved, packets are dropped.
 #[test]
 fn s31_new_path() {
     let link = Link::new();
@@ -349,7 +349,7 @@ fn s31_new_path() {
     assert_eq!((a.done(), b.done()), (vec![(1, Success)], vec![(2, Success)]));
 }
 
-// No acknowledgements: a request that has started is complete when it has left.
+// UC has no acknowledgements: a started request completes when it has left.
 #[test]
 fn s27_s28_uc_in_the_middle_of_a_hundred_packet_write() {
     let link = Link::with(&RcOptions::default(), |mut init| {
@@ -378,7 +378,7 @@ fn s27_s28_uc_in_the_middle_of_a_hundred_packet_write() {
     assert_eq!((a.done(), b.done()), (vec![(2, Success)], vec![(9, Success)]));
 }
 
-// The message that SQD waits for fails: the send queue is not drained then, nor later in RTS.
+// The message that SQD waits for fails: the send queue is not reported as drained, neither then nor later in RTS.
 #[test]
 fn s27_an_error_of_uc_while_draining_ends_in_sqe_without_the_event() {
     let link = Link::with(&RcOptions::default(), |mut init| {
@@ -412,7 +412,7 @@ fn s26_s28_s30_ud() {
     post(1);
     let attr = QpAttr { qp_state: QpState::Sqd, en_sqd_async_notify: true, ..QpAttr::default() };
     qp.modify(&attr, AttrMask::STATE | AttrMask::EN_SQD_ASYNC_NOTIFY).unwrap();
-    // Nothing had started.
+    // No request had started.
     assert!(!qp.query().unwrap().0.sq_draining);
     let event = context.try_get_async_event().unwrap();
     assert_eq!((event.event, event.element), (AsyncEvent::SqDrained, EventElement::Qp(qp.qp_num())));

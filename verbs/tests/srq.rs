@@ -63,7 +63,7 @@ fn l02_an_empty_queue_is_not_ready() {
     assert_eq!(link.take(&a.cq, 1)[0].status, WcStatus::Success);
     let wc = link.take(&b.cq, 1)[0];
     assert_eq!((wc.wr_id, wc.status, wc.qp_num), (7, WcStatus::Success, peer.qp_num()));
-    // With one retry the request fails.
+    // With a single retry the request fails.
     let few = options().rnr_retry(1);
     let (qp2, peer2) = rc_to(&a, &b, &QpInitAttr::rc(&b.cq, &b.cq).srq(&srq), &few);
     qp2.post_send(&[SendWr::send(2, &[])]).unwrap();
@@ -138,7 +138,7 @@ fn l04_err_completes_the_held_entry_and_leaves_the_others() {
         srq.post_recv(&[RecvWr::new(id, &[room])]).unwrap();
     }
     let (qp, peer) = rc_to(&a, &b, &QpInitAttr::rc(&b.cq, &b.cq).srq(&srq), &options());
-    // The first turns carry a part of the message only.
+    // The first turns transfer only a part of the message.
     let whole = a.mr.sge(0..256 << 10).unwrap();
     qp.post_send(&[SendWr::send(1, &[whole])]).unwrap();
     link.until("the first packet", || srq.waiting().unwrap() == 2);
@@ -150,7 +150,7 @@ fn l04_err_completes_the_held_entry_and_leaves_the_others() {
     assert_eq!(link.event_of_b(), Some((AsyncEvent::QpLastWqeReached, EventElement::Qp(number))));
     link.nothing(&b.cq);
     assert_eq!((srq.waiting().unwrap(), link.event_of_b()), (2, None));
-    // RESET brings the queue pair back; the others serve the next message, in order.
+    // RESET makes the queue pair usable again; the other entries serve the next message, in order.
     let (attr, mask) = attr_to(QpState::Reset);
     peer.modify(&attr, mask).unwrap();
     qp.modify(&attr, mask).unwrap();
@@ -177,7 +177,7 @@ fn l04_the_failed_request_tells_the_reason() {
     assert_eq!(srq.waiting().unwrap(), 1);
 }
 
-// RESET in mid-message: the entry that is held ends without a completion, the others stay in the queue.
+// RESET in mid-message: the held entry ends without a completion, and the others stay in the queue.
 #[test]
 fn l04_reset_ends_the_held_entry() {
     let link = Cable::new(1);
@@ -247,7 +247,7 @@ fn l06_bad_sizes_and_limits_change_nothing() {
         assert_eq!(e.errno(), errno::EINVAL, "{e}");
         assert_eq!((srq.query().unwrap(), srq.waiting().unwrap()), (is, 6), "{attr:?}");
     }
-    // Both at once, where each alone would be refused.
+    // Both attributes at once, where each alone would be refused.
     srq.modify(&SrqAttr { max_wr: 20, srq_limit: 20, max_sge: 0 }, both).unwrap();
     assert_eq!(srq.query().unwrap(), SrqAttr { max_wr: 20, max_sge: 2, srq_limit: 20 });
     srq.modify(&SrqAttr::default(), SrqAttrMask::empty()).unwrap();
@@ -274,7 +274,7 @@ fn l06_a_resize_keeps_the_order() {
             }
         }
         assert_eq!(srq.waiting().unwrap(), depth);
-        // Down to one request that waits across the resize.
+        // Until a single request waits across the resize.
         for _ in 0..depth - 1 {
             qp.post_send(&[SendWr::send(0, &[]).signaled()]).unwrap();
             link.take(&a.cq, 1);
@@ -338,7 +338,7 @@ fn s36_s37_a_list_is_taken_up_to_the_bad_request() {
     assert_eq!((e.errno(), e.bad_wr, srq.waiting().unwrap()), (errno::ENOMEM, 2, 3), "{e}");
 }
 
-// The buffers belong to the shared receive queue's protection domain, whatever the queue pair's is.
+// The buffers must belong to the shared receive queue's protection domain, whatever the queue pair's domain is.
 #[test]
 fn the_queues_domain_counts_for_its_buffers() {
     let link = Cable::new(1);
@@ -351,7 +351,7 @@ fn the_queues_domain_counts_for_its_buffers() {
     qp.post_send(&[SendWr::send(1, &six).signaled()]).unwrap();
     assert_eq!(link.take(&a.cq, 1)[0].status, WcStatus::Success);
     assert_eq!((link.take(&b.cq, 1)[0].byte_len, other.bytes(0, 6)), (6, b"domain".to_vec()));
-    // Keys of the peer are still checked in the queue pair's domain.
+    // The peer's keys are still checked in the queue pair's domain.
     srq.post_recv(&[RecvWr::new(2, &[b.mr.sge(0..64).unwrap()])]).unwrap();
     let to = b.mr.sge(100..106).unwrap();
     qp.post_send(&[SendWr::write(2, &six, to.addr, b.mr.rkey()), SendWr::send(3, &six)]).unwrap();
@@ -370,12 +370,12 @@ fn objects_of_another_device_are_refused() {
     srq.destroy().unwrap();
 }
 
-// Several posters and two shards that take requests, driven by the device's threads.
+// Several posters and two shards that consume requests, driven by the device's threads.
 #[test]
 fn posters_and_shards_share_the_queue() {
     use verbs::{Context, DeviceConfig, Wc};
     const MESSAGES: u64 = 1000;
-    // On a busy machine a thread may not run for long, and retries are not the subject of this test.
+    // On a busy machine a thread may get no core for long, and retries are not the subject of this test.
     let options = options().timeout(20);
     let context = Context::open(DeviceConfig::loopback().shards(2)).unwrap();
     let side = Side::new(&context);
@@ -392,7 +392,7 @@ fn posters_and_shards_share_the_queue() {
         .collect();
     let next = std::sync::atomic::AtomicU64::new(0);
     let start = std::time::Instant::now();
-    // A thread that fails ends the others too.
+    // A thread that fails ends the others, too.
     let patient = || assert!(start.elapsed() < 4 * PATIENCE, "the test goes on");
     std::thread::scope(|s| {
         for _ in 0..2 {
@@ -486,7 +486,7 @@ fn u07_a_message_that_is_cut_off_completes_its_entry_in_error() {
     let (qp, peer) = uc_to(&a, &b, &srq);
     qp.post_send(&[SendWr::send(1, &[a.mr.sge(0..256 << 10).unwrap()])]).unwrap();
     link.until("the first packet", || srq.waiting().unwrap() == 2);
-    // The sender restarts: its next message begins before this one has ended.
+    // The sender restarts: its next message begins before the receiver has seen the end of this one.
     let (attr, mask) = attr_to(QpState::Reset);
     qp.modify(&attr, mask).unwrap();
     qp.connect_uc(&peer.endpoint(1).unwrap(), &options()).unwrap();
@@ -497,7 +497,7 @@ fn u07_a_message_that_is_cut_off_completes_its_entry_in_error() {
     assert_eq!((peer.state().unwrap(), srq.waiting().unwrap(), link.event_of_b()), (QpState::Rts, 1, None));
 }
 
-// A message that is longer than the entry's buffers ends in the same way as one that is cut off.
+// A message longer than the entry's buffers ends like one that is cut off.
 #[test]
 fn u07_a_message_that_does_not_fit_completes_its_entry_in_error() {
     let link = Cable::new(1);

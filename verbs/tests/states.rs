@@ -74,7 +74,7 @@ fn s20_posts_in_err_are_flushed_after_older_ones() {
     nothing(&p.context, &p.cq_a);
 }
 
-// A receive posted in ERR long after the flush: no frame will arrive to make the shard check the queue.
+// A receive posted in ERR long after the flush: no frame arrives that would make the shard check the queue.
 #[test]
 fn s20_a_late_receive_in_err_is_flushed() {
     let p = Pair::new(device());
@@ -90,7 +90,7 @@ fn s22_reset_forgets_everything() {
     let p = Pair::new(embedded());
     p.a.post_send(&[SendWr::send(1, &[]).signaled()]).unwrap();
     p.a.post_recv(&[RecvWr::new(2, &[])]).unwrap();
-    // Completions that are already in the queue go too.
+    // RESET discards completions that are already in the queue, too.
     enter(&p.a, QpState::Err);
     pump(&p.context);
     enter(&p.a, QpState::Reset);

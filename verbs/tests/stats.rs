@@ -1,4 +1,4 @@
-//! The statistics socket: its contents, who may use it, and bad clients, which can do no harm.
+//! The statistics socket: its contents, which users may connect, and misbehaving clients, which do no harm.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -38,7 +38,7 @@ impl Drop for Dir {
     }
 }
 
-/// Takes a snapshot. If one end was not scheduled for as long as the other one waits, it is missing or cut short: then tries again.
+/// Takes a snapshot. Tries again if the snapshot is missing or cut short because one end got no core for longer than the other waits.
 fn fetch(path: impl AsRef<Path>) -> Result<Snapshot, StatsError> {
     let start = Instant::now();
     loop {
@@ -73,7 +73,7 @@ fn it_shows_what_the_device_says() {
     p.a.post_send(&[SendWr::send(2, &[p.mr.sge(200..300).unwrap()]).signaled()]).unwrap();
     p.done_a(1);
     p.done_b(1);
-    // Nothing drives the shard now: the fetched snapshot equals the device's own, except for the time.
+    // Nothing drives the shard now, so the fetched snapshot equals the device's own, except for the time.
     let mut fetched = fetch(&path).unwrap();
     let here = p.context.stats();
     assert!(fetched.at_ns <= here.at_ns);
@@ -143,7 +143,7 @@ fn paths_that_cannot_be() {
     drop(other);
 }
 
-// Goal: a symbolic link counts as its target, because connect(2) follows it.
+// Goal: a symbolic link counts as its target, because connect(2) follows links.
 #[test]
 fn what_is_at_a_path_is_told_through_links_too() {
     let dir = Dir::new();
@@ -178,7 +178,7 @@ fn devices_in_a_directory_have_names_of_their_own() {
     }
 }
 
-// Data from clients is not even read; clients that disconnect, or stay without reading, cost the others little time.
+// Data from clients is never read; clients that disconnect, or stay without reading, delay the others only briefly.
 #[test]
 fn bad_clients_do_no_harm() {
     let dir = Dir::new();
@@ -187,7 +187,7 @@ fn bad_clients_do_no_harm() {
     let context = Context::open(config.drive(Drive::Embedded).stats(&path)).unwrap();
     let pd = context.alloc_pd().unwrap();
     let cq = context.create_cq(16).unwrap();
-    // More than a socket holds for a client that does not read.
+    // More than a socket buffers for a client that does not read.
     let qps: Vec<_> =
         (0..8000).map(|_| pd.create_qp(&verbs::QpInitAttr::rc(&cq, &cq).cap(small())).unwrap()).collect();
     let text = context.stats().to_json();
@@ -202,7 +202,7 @@ fn bad_clients_do_no_harm() {
     let snapshot = fetch(&path);
     // Each hanging client is dropped after a quarter of a second; the timeout of `fetch` is two.
     assert_eq!(snapshot.unwrap().qps_total, qps.len(), "{:?}", start.elapsed());
-    // They were cut off in the middle.
+    // The hanging clients were cut off in the middle.
     for mut stream in hanging {
         let mut part = Vec::new();
         stream.set_read_timeout(Some(common::PATIENCE)).unwrap();
@@ -222,7 +222,7 @@ fn small() -> verbs::QpCap {
     verbs::QpCap { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 }
 }
 
-// Reading statistics needs no claim: the device answers while its only shard is held, for however long.
+// Reading statistics needs no claim: the device answers while its only shard is held, however long.
 #[test]
 fn looking_on_waits_for_no_shard() {
     let dir = Dir::new();
@@ -230,7 +230,7 @@ fn looking_on_waits_for_no_shard() {
     let p = Pair::new(open(&path));
     p.a.post_send(&[SendWr::write(1, &[p.mr.sge(0..64).unwrap()], p.mr.addr(), p.mr.rkey()).signaled()])
         .unwrap();
-    // Many fetches while a thread drives the shard without a break: neither waits for the other, and numbers only grow.
+    // Many fetches while a thread drives the shard without a break: neither waits for the other, and numbers never decrease.
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|s| {
         let (context, stop) = (&p.context, &stop);
@@ -251,7 +251,7 @@ fn looking_on_waits_for_no_shard() {
     assert_eq!(p.context.counters().get(Counter::SendMessages), 1);
 }
 
-// Goal: tables are code of the program: one that panics costs the client that asked its snapshot, and no other; one may take
+// Goal: tables are code of the program. A table that panics costs the requesting client its snapshot, and no other client; a table may take
 // snapshots and add tables.
 #[test]
 fn tables_that_panic_or_call_back_do_no_harm() {

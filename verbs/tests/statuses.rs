@@ -1,11 +1,11 @@
-//! Statuses that need a peer which does what this stack never does.
+//! Statuses that need a peer whose behaviour this stack never shows.
 
 use crate::wire::{PEER_PSN, Wire, mtu256};
 use sim::peer::{Pkt, pkt};
 use stack::wire::Opcode as O;
 use verbs::{Qp, QpInitAttr, QpState, RcOptions, SendWr, WcStatus};
 
-/// An RC queue pair that is connected to the hand-made peer, path MTU 256.
+/// An RC queue pair that is connected to the scripted peer, with path MTU 256.
 fn rc(wire: &mut Wire, options: &RcOptions) -> Qp {
     let qp = wire.pd.create_qp(&QpInitAttr::rc(&wire.cq, &wire.cq)).unwrap();
     qp.connect_rc(&wire.endpoint(), options).unwrap();
@@ -13,7 +13,7 @@ fn rc(wire: &mut Wire, options: &RcOptions) -> Qp {
     qp
 }
 
-/// The status of a request that the peer answers so.
+/// The status of a request that the peer answers with this packet.
 fn answered(wr: impl Fn(&Wire) -> SendWr<'static>, answer: impl Fn(u32) -> Pkt) -> WcStatus {
     let mut w = Wire::new(false);
     let qp = rc(&mut w, &mtu256());
@@ -34,7 +34,7 @@ fn c02_answers_that_answer_something_else() {
     assert_eq!(answered(|w| SendWr::read(1, &[], w.mr.addr(), 7), long), WcStatus::LocLenErr);
 }
 
-/// The status of the held receive request, when packets like these arrive.
+/// The status of the posted receive request after these packets.
 fn received(pkts: impl Fn(&Wire) -> Vec<Pkt>) -> WcStatus {
     let mut w = Wire::new(false);
     let qp = rc(&mut w, &mtu256());

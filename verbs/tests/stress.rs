@@ -1,4 +1,4 @@
-//! Races between threads, each run for a while: ThreadSanitizer sees what a single-threaded simulator cannot.
+//! Races between threads, each run for a while: ThreadSanitizer detects what a single-threaded simulator cannot.
 //!
 //! `STRESS_MS` sets the duration of each (default 250; `scripts/deep` takes longer, under ThreadSanitizer and
 //! AddressSanitizer).
@@ -26,7 +26,7 @@ fn open(drive: Drive, shards: usize) -> Context {
     Context::open(DeviceConfig::loopback().shards(shards).drive(drive)).unwrap()
 }
 
-/// The tags that have completed: none may complete twice.
+/// The tags that have completed; none may complete twice.
 #[derive(Default)]
 struct Seen(Mutex<HashSet<u64>>);
 
@@ -72,7 +72,7 @@ fn press_until(happened: impl Fn() -> bool, bodies: &[&(dyn Fn() + Sync)], mut m
     });
 }
 
-/// A clean cycle: from any state to RTS, connected to itself, one message, both completions.
+/// A clean cycle: from any state to RTS, connected to itself, then one message with both completions.
 fn works(context: &Context, qp: &Qp, cq: &Cq) {
     enter(qp, QpState::Reset);
     qp.connect_rc(&qp.endpoint(1).unwrap(), &options()).unwrap();
@@ -94,11 +94,11 @@ fn post_against_modify() {
         let (seen, next, posted) = (Seen::default(), AtomicU64::new(0), AtomicUsize::new(0));
         let post = || {
             let id = next.fetch_add(2, Ordering::Relaxed);
-            // Refused in states that take none, and when the queue is full.
+            // Refused in states that accept no requests, and when the queue is full.
             let received = qp.post_recv(&[RecvWr::new(id, &[])]).is_ok();
             let sent = qp.post_send(&[SendWr::send(id + 1, &[])]).is_ok();
             posted.fetch_add(usize::from(received) + usize::from(sent), Ordering::Relaxed);
-            // So that the queue cannot overrun, however the threads are scheduled.
+            // Polls, so that the queue cannot overrun however the threads are scheduled.
             seen.poll(&cq);
         };
         let poll = || {
@@ -120,7 +120,7 @@ fn post_against_modify() {
     }
 }
 
-// One thread polls the completion queue of queue pairs that another one creates, loads and destroys.
+// One thread polls the completion queue of queue pairs that another thread creates, loads and destroys.
 #[test]
 fn poll_against_destroy() {
     for drive in drives() {
@@ -150,8 +150,7 @@ fn poll_against_destroy() {
     }
 }
 
-// A region is deregistered while the peer writes and reads it: the peer gets an error, and no byte is written to freed
-// memory.
+// A region is deregistered while the peer writes and reads it: the peer gets an error, and no byte is written to freed memory.
 #[test]
 fn dereg_against_traffic() {
     for drive in drives() {
@@ -204,7 +203,7 @@ fn dereg_against_traffic() {
     }
 }
 
-// All compete for the shard: threads that drive it, that poll, that make control calls, that post.
+// Threads compete for the shard: some drive it, some poll, some make control calls, some post.
 #[test]
 fn hand_over_of_the_claim() {
     for drive in [Drive::Caller, Drive::Embedded, Drive::Dedicated { cores: vec![] }] {
@@ -224,7 +223,7 @@ fn hand_over_of_the_claim() {
         let post = || {
             let id = next.fetch_add(1, Ordering::Relaxed);
             let start = Instant::now();
-            // One at a time, so that as many are received as are sent, and never so many that a queue overruns.
+            // One message at a time, so that as many are received as are sent, and never so many that a queue overruns.
             let mut asked = asked.lock().unwrap();
             while sent.count() + 1000 < *asked || received.count() + 1000 < *asked {
                 poll();
@@ -243,7 +242,7 @@ fn hand_over_of_the_claim() {
             }
             *asked += 1;
         };
-        // A thread of the device may never leave a turn to another thread.
+        // In the dedicated drive, the device's thread may leave no turn to another thread.
         let alone = matches!(drive, Drive::Dedicated { .. });
         let all = || next.load(Ordering::Relaxed) > 0 && (alone || turned.load(Ordering::Relaxed) > 0);
         press_until(all, &[&turn, &post, &poll], || {

@@ -1,4 +1,4 @@
-//! Threads: a single one, several that share a queue, reactors that control each other's queue pairs.
+//! Threads: a single thread, several threads that share a queue, and reactors that control each other's queue pairs.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn open(port: Box<dyn Port>, last: u8, drive: &Drive, shards: usize) -> Context 
     Context::open(config).unwrap()
 }
 
-/// Polls until `n` completions are there; in the embedded drive it drives both devices.
+/// Polls until `n` completions have arrived; in the embedded drive it drives both devices meanwhile.
 fn poll(drive: &Drive, contexts: [&Context; 2], cq: &verbs::Cq, n: usize) -> Vec<Wc> {
     let start = Instant::now();
     let (mut done, mut wc) = (Vec::new(), [Wc::default(); 32]);
@@ -95,7 +95,7 @@ fn two_shards_share_nothing_on_the_data_path() {
     }
 }
 
-// Two devices on a link, so that neighbours are resolved too, and one thread.
+// Two devices on a link, so that neighbours are resolved, too, and a single thread.
 #[test]
 fn a_single_thread_does_everything_in_each_drive() {
     for drive in drives() {
@@ -146,7 +146,7 @@ fn a_single_thread_does_everything_in_each_drive() {
     }
 }
 
-// No thread polls: the background helper answers, and a peer sees it.
+// No thread polls: the helper thread answers, and a peer sees that.
 #[test]
 fn the_helper_works_while_nobody_polls() {
     let (a, b) = pair(1);
@@ -171,8 +171,8 @@ fn the_helper_works_while_nobody_polls() {
     assert_eq!(mr.to_vec(0..6).unwrap(), b"helped");
 }
 
-// Each request completes exactly once although two threads post to either end of one connection. A request may be posted
-// before the completion of its predecessor in the slot is polled: the queue has room for all completions.
+// Each request completes exactly once although two threads post to either end of one connection. A request may be posted before the
+// completion of the earlier request in its slot is polled: the queue has room for all completions.
 #[test]
 fn two_threads_post_through_the_plain_object() {
     const EACH: usize = 2000;
@@ -224,7 +224,7 @@ fn two_threads_post_through_the_plain_object() {
     assert_eq!(received.load(Ordering::Relaxed), 2 * EACH);
 }
 
-// Two reactors, each on its own shard, modify queue pairs of the other one's shard while both poll.
+// Two reactors, each on its own shard, modify queue pairs of the other's shard while both poll.
 #[test]
 fn control_calls_of_two_reactors_against_each_other() {
     let context = Context::open(DeviceConfig::loopback().shards(2).drive(Drive::Embedded)).unwrap();
@@ -249,7 +249,7 @@ fn control_calls_of_two_reactors_against_each_other() {
                     reactor.poll_once();
                     drop(extra);
                 }
-                // Keeps polling until the other one has finished.
+                // Continues to poll until the other thread has finished.
                 busy.fetch_sub(1, Ordering::Relaxed);
                 let start = Instant::now();
                 while busy.load(Ordering::Relaxed) > 0 && start.elapsed() < PATIENCE {
@@ -290,7 +290,7 @@ fn control_calls_are_not_starved_by_hot_loops() {
     }
 }
 
-// Post and poll by split handles on one thread while another one resets the queue pair again and again.
+// One thread posts and polls by split handles while another resets the queue pair again and again.
 #[test]
 fn posts_against_resets() {
     let context = Context::open(DeviceConfig::loopback()).unwrap();

@@ -1,4 +1,4 @@
-//! UC through the public API: against a hand-made peer, and between two devices whose link loses frames.
+//! UC through the public API: against a scripted peer, and between two devices whose link loses frames.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use verbs::{
     QpState, RcOptions, RecvWr, SendWr, Wc, WcFlags, WcOpcode, WcStatus,
 };
 
-/// A UC queue pair that is connected to the hand-made peer, path MTU 256.
+/// A UC queue pair that is connected to the scripted peer, with path MTU 256.
 fn uc(wire: &mut Wire) -> Qp {
     let qp = wire.pd.create_qp(&QpInitAttr::uc(&wire.cq, &wire.cq)).unwrap();
     qp.connect_uc(&wire.endpoint(), &mtu256()).unwrap();
@@ -34,7 +34,7 @@ fn only(psn: u32, data: &[u8]) -> Pkt {
     pkt(Opcode::UC_SEND_ONLY, psn).data(data)
 }
 
-/// Tag, status and length of the waiting completions.
+/// Tag, status and length of each waiting completion.
 fn done(w: &mut Wire) -> Vec<(u64, WcStatus, u32)> {
     w.done().iter().map(|wc| (wc.wr_id, wc.status, wc.byte_len)).collect()
 }
@@ -65,13 +65,13 @@ fn u02_a_first_with_a_jump_starts_a_message() {
     let mut w = Wire::new(false);
     let qp = uc(&mut w);
     w.post_recvs(&qp, 0..4, 1024);
-    // Forwards, far away, and backwards over the wrap.
+    // PSNs that jump forward, far ahead, and backwards across the wrap.
     for (id, psn) in [(0, PEER_PSN + 5), (1, 0x80_0000 + PEER_PSN), (2, 0xff_fffe)] {
         w.send(&qp, &[only(psn, b"jump")]);
         assert_eq!(done(&mut w), [(id, WcStatus::Success, 4)]);
         assert_eq!(qp.query().unwrap().0.rq_psn, psn + 1);
     }
-    // A message that is cut off by the next one: its receive is used by that.
+    // The next message cuts a message off, and uses its receive.
     let mut pkts = send(50, 2, 3, 1);
     pkts.truncate(2);
     pkts.extend(send(60, 1, 7, 2));
@@ -91,7 +91,7 @@ fn u03_a_middle_with_a_jump_is_dropped() {
     let lost = [&pkts[..1], &pkts[2..]].concat();
     w.send(&qp, &lost);
     assert_eq!(w.dropped(Discard::OutOfSequence), 4, "all that follow the gap");
-    // A packet without a start, and packets of another kind than their start.
+    // A packet without a first packet, and a packet of another operation than its first packet.
     w.send(&qp, &pkts[1..2]);
     w.send(&qp, &[pkts[0].clone(), pkt(Opcode::UC_WRITE_MIDDLE, PEER_PSN + 1).data(&[0; 256])]);
     assert_eq!(w.dropped(Discard::OutOfSequence), 6);
@@ -143,7 +143,7 @@ fn u04_bad_messages_are_dropped_in_silence() {
     w.send(&qp, &send(psn, 1, 44, 3));
     assert_eq!(done(&mut w), [(0, WcStatus::Success, 300)]);
 
-    // Access switched off.
+    // A queue pair without any remote access.
     let qp = w.pd.create_qp(&QpInitAttr::uc(&w.cq, &w.cq)).unwrap();
     qp.connect_uc(&w.endpoint(), &mtu256().access(Access::empty())).unwrap();
     w.run();
@@ -214,7 +214,7 @@ fn u06_requests_ask_for_nothing_and_complete_when_sent() {
     assert!(w.run().is_empty(), "nothing goes out again");
 }
 
-// A request completes when the port has taken its last frame, not before; here it takes none for a while.
+// A request completes when the port has taken its last frame, not before; here the port takes none for a while.
 #[test]
 fn u06_no_completion_before_the_port_took_the_frames() {
     let (a, b) = pair(1);
@@ -232,7 +232,7 @@ fn u06_no_completion_before_the_port_took_the_frames() {
         pump(&context);
         pump(&far);
     }
-    // The link holds 1024 frames, and no receiver takes any.
+    // The link holds 1024 frames, and nobody receives any.
     for id in 0..2000 {
         qp.post_send(&[SendWr::write(id, &[mr.sge(0..8).unwrap()], 0, 0).signaled()]).unwrap();
     }
@@ -260,7 +260,7 @@ fn s32_sqe_of_a_connection_and_back() {
     let qp = uc(&mut w);
     w.post_recvs(&qp, 10..12, 1024);
     let good = [w.mr.sge(0..300).unwrap()];
-    // The second packet's buffer is bad: the first is sent already.
+    // The second packet's buffer is invalid, but the first packet has left already.
     let torn = [w.mr.sge(0..256).unwrap(), verbs::Sge { lkey: 0x55, ..w.mr.sge(0..44).unwrap() }];
     qp.post_send(&[SendWr::send(1, &good), SendWr::send(2, &torn), SendWr::send(3, &good).signaled()])
         .unwrap();
@@ -399,7 +399,7 @@ fn messages_of_many_sizes_arrive_whole() {
         for len in [0, 1, 3, mtu - 1, mtu, mtu + 1, 2 * mtu, 5 * mtu + 7, 100_001] {
             seed += 1;
             a.mr.write(0, &pattern(len, seed)).unwrap();
-            // An odd cut, so that packets span elements.
+            // An odd split, so that packets span scatter/gather elements.
             let cut = len / 3;
             let from = [a.mr.sge(0..cut).unwrap(), a.mr.sge(cut..len).unwrap()];
             let to = [b.mr.sge(HALF..HALF + cut / 2).unwrap(), b.mr.sge(HALF + cut / 2..HALF + len).unwrap()];
@@ -420,7 +420,7 @@ fn messages_of_many_sizes_arrive_whole() {
     }
 }
 
-// Messages that arrive over a lossy link are whole, in order and once; the others are missing without a trace.
+// Messages that arrive over a lossy link are whole, in order and not duplicated; of the others nothing is visible.
 #[test]
 fn a_lossy_link_loses_whole_messages() {
     for number in 0..3 {
@@ -478,7 +478,7 @@ fn a_connection_to_itself() {
     assert!(mr.to_vec(30_000..50_000).unwrap() == pattern(20_000, 1));
 }
 
-// Local operations execute in the order of the queue: between messages, an invalidation after the messages before it.
+// Local operations execute in the order of the queue: between messages, and an invalidation after the messages before it.
 #[test]
 fn local_operations_between_messages() {
     let mut w = Wire::new(false);
@@ -495,7 +495,7 @@ fn local_operations_between_messages() {
     assert_eq!(said.len(), 4, "three packets and one: {said:?}");
     let ends = |w: &mut Wire| w.done().iter().map(|wc| (wc.wr_id, wc.status)).collect::<Vec<_>>();
     assert_eq!(ends(&mut w), [1, 2, 3, 4].map(|id| (id, WcStatus::Success)));
-    // The key is invalid: the next request that needs it ends sending, and receiving goes on.
+    // The key is invalid: the next request that needs it stops sending, but receiving continues.
     qp.post_send(&[SendWr::send(5, &[mr.sge(0..4).unwrap()]), SendWr::local_inv(6, mr.rkey())]).unwrap();
     assert!(w.run().is_empty());
     assert_eq!(ends(&mut w), [(5, WcStatus::LocProtErr), (6, WcStatus::WrFlushErr)]);

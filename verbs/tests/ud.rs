@@ -1,4 +1,4 @@
-//! UD through the public API: against a hand-made peer, and between queue pairs of a device.
+//! UD through the public API: against a scripted peer, and between queue pairs of a device.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -63,7 +63,7 @@ fn u09_grh_area_ipv6() {
     assert_eq!(area[..40], sent[14..54]);
     assert_eq!(area[40..], text(33)[..]);
 
-    // The completion and the 40 bytes contain the path back to the sender.
+    // The completion and the 40 bytes of network header contain the path back to the sender.
     let attr = w.context.init_ah_from_wc(&wc, area[..GRH_LEN].try_into().unwrap()).unwrap();
     let grh = attr.grh.unwrap();
     assert_eq!((grh.dgid, grh.sgid_index, grh.traffic_class, grh.flow_label), (w.peer, 1, 0x6a, 0x12345));
@@ -133,7 +133,7 @@ fn u13_too_small_a_receive_is_not_overrun() {
     assert_eq!(w.dropped(Discard::ReceiveTooSmall), 1);
     assert!(w.received(0, 200).iter().all(|b| *b == 0xee), "not a byte was written");
     assert_eq!(qp.state().unwrap(), QpState::Rts);
-    // The request waits for one that fits.
+    // The receive request waits for a datagram that fits.
     w.send(&qp, &[datagram(1, QKEY, &text(99))]);
     let wc = w.done()[0];
     assert_eq!((wc.wr_id, wc.status, wc.byte_len), (0, WcStatus::Success, 139));
@@ -184,7 +184,7 @@ fn pair_of(context: &Context, shards: [usize; 2]) -> (verbs::Pd, verbs::Cq, verb
     (pd, cq, mr, a, b)
 }
 
-// To oneself, to a neighbour on the same shard and on another one, over both IP versions.
+// To the sender itself, to a queue pair on the same shard and to one on another shard, over both IP versions.
 #[test]
 fn u18_to_our_own_address() {
     let config = DeviceConfig::loopback().addr([0xfd00, 0, 0, 0, 0, 0, 0, 1], 64);
@@ -216,8 +216,8 @@ fn u18_to_our_own_address() {
     }
 }
 
-// Goal: a program that takes the memory of a datagram as free since the peer's answer to it came, whose completion it polls, sends no
-// other bytes for it. Here the answer is one that was there before; the send completes later.
+// Goal: a program reuses the memory of a datagram because a message that it takes for the peer's answer has arrived; the datagram still
+// leaves with the old bytes. Here that message is an earlier one, and the send completes later.
 #[test]
 fn a_poll_that_finds_completions_comes_after_what_was_posted_before_it() {
     let context = Context::open(DeviceConfig::loopback().drive(Drive::Caller)).unwrap();
@@ -240,7 +240,7 @@ fn a_poll_that_finds_completions_comes_after_what_was_posted_before_it() {
     receive(0);
     send(0);
     for n in 1..1000 {
-        // The one before arrives, and is not polled.
+        // The datagram before arrives, and its completion is not polled yet.
         for _ in 0..8 {
             assert_eq!(cq.poll(&mut [Wc::default()]).unwrap(), 0);
         }
@@ -354,7 +354,7 @@ fn s32_sqe_and_back() {
         ]
     );
     assert_eq!(qp.state().unwrap(), QpState::Sqe);
-    // Receiving goes on, later requests are flushed.
+    // Receiving continues, and later requests are flushed.
     w.send(&qp, &[datagram(1, QKEY, b"still here")]);
     assert_eq!(
         w.done().iter().map(|wc| (wc.wr_id, wc.status)).collect::<Vec<_>>(),
@@ -366,7 +366,7 @@ fn s32_sqe_and_back() {
         w.done().iter().map(|wc| (wc.wr_id, wc.status)).collect::<Vec<_>>(),
         [(5, WcStatus::WrFlushErr)]
     );
-    // Posted in SQE and not flushed yet: it ends with the state.
+    // Posted in SQE and not flushed yet: the request ends with the state.
     qp.post_send(&[to(6, &good)]).unwrap();
     enter(&qp, QpState::Rts);
     qp.post_send(&[to(7, &good)]).unwrap();
@@ -413,7 +413,7 @@ fn p21_a_packet_of_another_class_is_dropped() {
     assert!(w.done().is_empty());
 }
 
-// The Q_Key of queue pair 1 is fixed, both ways, and only its own.
+// The Q_Key of queue pair 1 is fixed in both directions, and is used by queue pair 1 only.
 #[test]
 fn gsi_is_a_datagram_queue_pair_with_its_own_qkey() {
     let mut w = Wire::new(false);
@@ -430,8 +430,8 @@ fn gsi_is_a_datagram_queue_pair_with_its_own_qkey() {
     assert_eq!((said.ext, said.dqpn), (Ext::Deth(Deth { qkey: GSI_QKEY, src_qpn: Qpn::GSI }), Qpn::GSI));
 }
 
-// No host has the address: the datagram waits until the resolution gives up, is dropped and counted. Datagrams of another
-// queue pair are sent meanwhile.
+// No host has the address: the datagram waits until address resolution fails, and is then dropped and counted. Datagrams of another queue
+// pair are sent meanwhile.
 #[test]
 fn an_unreachable_peer_costs_the_datagram() {
     let mut w = Wire::new(false);
@@ -510,7 +510,7 @@ fn a_reset_datagram_queue_pair_starts_again() {
         b.post_recv(&[RecvWr::new(round, &[mr.sge(0..100).unwrap()])]).unwrap();
         a.post_send(&[SendWr::send(9, &[]).to(&ah, b.qp_num(), QKEY).signaled()]).unwrap();
         assert!(take(&context, &cq, 2).iter().all(|wc| wc.is_ok()));
-        // What is posted and not sent is gone without a completion.
+        // A posted request that was not sent disappears without a completion.
         a.post_send(&[SendWr::send(10, &[]).to(&ah, b.qp_num(), QKEY).signaled()]).unwrap();
         enter(&a, QpState::Reset);
         nothing(&context, &cq);
@@ -599,8 +599,8 @@ fn extended_poll_reads_the_service_level() {
     }
 }
 
-// Every queue pair to every queue pair of the other device, both IP versions, frames on the wrong queue too; then back to
-// their senders, in every drive.
+// From every queue pair to every queue pair of the other device, over both IP versions, also with frames on the wrong queue; then back to
+// the senders, in every drive.
 #[test]
 fn u08_u09_datagrams_between_devices_and_back() {
     for drive in [Drive::Embedded, Drive::Caller, Drive::Dedicated { cores: Vec::new() }] {
@@ -638,7 +638,7 @@ fn u08_u09_datagrams_between_devices_and_back() {
     }
 }
 
-// A burst far beyond a turn's budget, to a receiver that keeps up: nothing is dropped inside, and sends complete in order.
+// A burst far larger than a turn's budget, to a receiver that keeps up: nothing is dropped, and sends complete in order.
 #[test]
 fn many_datagrams_in_order() {
     let context = embedded();

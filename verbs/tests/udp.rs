@@ -34,7 +34,7 @@ impl End {
     }
 
     fn connect(&self, other: &Self) {
-        // Without an ACK timer nothing is sent twice, however long this process waits for a core.
+        // Without an ACK timer nothing is retransmitted, however long this process waits for a core.
         let options = options().sgid_index(0).timeout(0);
         for (own, other) in self.qps.iter().zip(&other.qps) {
             own.connect_rc(&other.endpoint(0).unwrap(), &options).unwrap();
@@ -51,7 +51,7 @@ impl End {
         }
     }
 
-    /// Turns the device until it has nothing more to do without the other one.
+    /// Drives the device until it can make no progress without the other end.
     fn turn(&mut self) {
         for _ in 0..200 {
             pump(&self.context);
@@ -65,7 +65,7 @@ impl End {
 
 #[test]
 fn what_is_in_flight_fits_a_socket_whose_owner_does_not_run() {
-    // Goal: each end sends all that it may before the other one looks at its socket, and the kernel drops none of it.
+    // Goal: each end sends all that it may before the other polls its socket, and the kernel drops none of it.
     let spec = |addr: &str| format!("udp:{addr},buffer=131072");
     let (mut a, mut b) = (End::new(&spec("127.47.93.1")), End::new(&spec("127.47.93.2")));
     a.connect(&b);
@@ -87,13 +87,13 @@ fn what_is_in_flight_fits_a_socket_whose_owner_does_not_run() {
     }
 }
 
-/// A program on the peer's host.
+/// A program that sends from the peer's host.
 struct Sender {
     socket: UdpSocket,
     template: Template,
 }
 
-/// Bytes of the headers that the kernel makes.
+/// Bytes of the headers that the kernel writes.
 const HEADERS: usize = 14 + 20 + 8;
 
 impl Sender {
@@ -105,7 +105,7 @@ impl Sender {
         let flow = Flow { src: gid(from), dst: gid(to), src_port, dqpn: qpn, ..Flow::default() };
         Self { socket, template: Template::new(&flow) }
     }
-    /// Sends an empty SEND, sealed as by a host that counts its packets and has come to this identification.
+    /// Sends an empty SEND, sealed as by a host that numbers its packets and has reached this IP identification.
     fn send(&self, psn: u32, ip_id: u16) {
         let header = Header { psn: Psn::new(psn), ip_id, ..Header::default() };
         let mut frame = [0; HEADERS_MAX + 8];
@@ -115,8 +115,8 @@ impl Sender {
     }
 }
 
-// Goal: another program on the peer's host, which knows the queue pair's number alone, sends what it likes; the peer's own packets,
-// whose identifications count on as those of a NIC, are right all the same. What is far from these is not.
+// Goal: another program on the peer's host, which knows only the queue pair's number, sends arbitrary packets. The peer's own packets, whose
+// IP identifications count up as a NIC's do, are accepted nevertheless. A packet with a distant identification is not.
 #[test]
 fn only_accepted_packets_decide_which_are_right() {
     const FIRST: u32 = 500;
@@ -146,7 +146,7 @@ fn only_accepted_packets_decide_which_are_right() {
         frames += 1;
         pump_until(frames);
         assert_eq!(accepted(), u64::from(n) + 1, "the peer's packet is right");
-        // Duplicates, and what is far ahead; counted on from somewhere else, and creeping away from the peer's.
+        // Duplicates and packets far ahead, with identifications that count from elsewhere, or drift away from the peer's.
         for i in 0..20u16 {
             let psn = if i % 2 == 0 { FIRST.wrapping_sub(10) } else { FIRST + 1000 };
             stranger.send(psn, 30_000 + i);
@@ -156,7 +156,7 @@ fn only_accepted_packets_decide_which_are_right() {
         pump_until(frames);
         assert_eq!(accepted(), u64::from(n) + 1);
     }
-    // By now it is known that the peer's host counts for this connection alone.
+    // By now the device has learnt that the peer's host numbers the packets of this connection separately.
     for n in 40..300 {
         qp.post_recv([RecvWr::new(n, &[])]).unwrap();
         peer.send(FIRST + n as u32, 5000 + n as u16);
@@ -164,8 +164,8 @@ fn only_accepted_packets_decide_which_are_right() {
         pump_until(frames);
         while cq.poll(&mut [Wc::default(); 16]).unwrap() > 0 {}
     }
-    // A packet that would be accepted, but for its identification: damaged, as far as anybody can tell. Both are there before one is
-    // looked at: a counter may move far while this thread does not run.
+    // A packet that would be accepted except for its identification counts as damaged. Both packets arrive before either is received,
+    // because a counter may advance far while this thread does not run.
     let wrong = qp.counters().discarded(Discard::BadIcrc);
     peer.send(FIRST + 300, 5300);
     stranger.send(FIRST + 301, 44_000);

@@ -1,4 +1,4 @@
-//! UC and UD traffic of Linux soft-RoCE: the stack accepts its packets, and sends the same ones.
+//! UC and UD traffic of Linux soft-RoCE: the stack accepts these packets, and sends the same ones.
 
 use crate::common;
 use std::path::Path;
@@ -41,7 +41,7 @@ fn capture(name: &str) -> Vec<Captured> {
     out
 }
 
-/// The packets of a capture by sender.
+/// The packets of a capture, grouped by sender.
 fn directions(name: &str) -> Vec<Vec<Captured>> {
     let mut by_source: Vec<Vec<Captured>> = Vec::new();
     for packet in capture(name) {
@@ -53,7 +53,7 @@ fn directions(name: &str) -> Vec<Vec<Captured>> {
     by_source
 }
 
-/// The packet again, with other extension headers.
+/// A captured packet as the peer sends it here, with other extension headers.
 fn replayed(c: &Captured, ext: Ext) -> Pkt {
     let p = pkt(c.header.opcode, c.header.psn.get()).ext(ext).data(&c.payload);
     let p = if c.header.solicited { p.se() } else { p };
@@ -94,7 +94,7 @@ fn uc_sends_of_soft_roce() {
         let all: Vec<u8> = theirs.iter().flat_map(|c| c.payload.clone()).collect();
         assert_eq!(w.mr.to_vec(0..all.len()).unwrap(), all);
 
-        // The same messages from this stack: packet for packet the same opcodes, lengths and flags.
+        // The same messages from this stack give the same opcodes, lengths and flags, packet for packet.
         for i in 0..messages {
             let sge = [w.mr.sge(i * 4096..(i + 1) * 4096).unwrap()];
             qp.post_send(&[SendWr::send(9, &sge)]).unwrap();

@@ -7,7 +7,7 @@ use verbs::{
     Wc, WcOpcode, WcStatus, inc_rkey,
 };
 
-/// A region of B's that windows may be bound to, filled with 0xb0.
+/// A region of B to which windows may be bound, filled with 0xb0.
 fn region(p: &Pair) -> Mr {
     let mr = p.pd.reg_mr(4096, Access::LOCAL_WRITE | Access::MW_BIND).unwrap();
     mr.fill(0..4096, 0xb0).unwrap();
@@ -18,7 +18,7 @@ fn bind_of<'a>(wr_id: u64, info: MwBindInfo<'a>) -> MwBind<'a> {
     MwBind { wr_id, send_flags: SendFlags::SIGNALED, bind_info: info }
 }
 
-/// A writes 8 bytes to B's memory at `addr`; returns the status.
+/// Writes 8 bytes from A to B's memory at `addr`; returns the status.
 fn write(p: &Pair, addr: u64, key: u32) -> WcStatus {
     p.a.post_send(&[SendWr::write(99, &[], addr, key).inline(b"windowed").signaled()]).unwrap();
     p.done_a(1)[0].status
@@ -47,7 +47,7 @@ fn c01_r58_type_1_window() {
     );
     assert_eq!(write(&p, mr.addr() + 2040, key), WcStatus::Success);
     assert_eq!(mr.to_vec(2039..2049).unwrap(), b"\xb0windowed\xb0");
-    // Bound again: the old key is invalid, the new one valid. Through either queue pair of the domain.
+    // Bound again: the old key is invalid, and the new one valid through either queue pair of the domain.
     let info = MwBindInfo::new(&mr, 0..8, Access::REMOTE_WRITE | Access::REMOTE_READ).unwrap();
     let next = p.a.bind_mw(&mw, &bind_of(8, info)).unwrap();
     assert!(p.done_a(1)[0].is_ok());
@@ -75,7 +75,7 @@ fn r58_type_1_window_after_unbind() {
     }
 }
 
-// Goal: a bind, accesses through it and its invalidation travel in one queue, and the next user needs another key.
+// Goal: a bind, accesses through it and its invalidation are requests of one queue, and the next user needs another key.
 #[test]
 fn c01_r59_type_2_window() {
     let p = Pair::new(embedded());
@@ -90,7 +90,7 @@ fn c01_r59_type_2_window() {
     p.a.post_send(&[SendWr::read(2, &[p.mr.sge(0..8).unwrap()], 0, key).signaled()]).unwrap();
     assert!(p.done_a(1)[0].is_ok());
     assert_eq!(p.mr.to_vec(0..8).unwrap(), b"windowed");
-    // Invalidated, bound again under the next key.
+    // Invalidated, and bound again under the next key.
     let next = inc_rkey(key);
     p.b.post_send(&[
         SendWr::local_inv(3, key).signaled(),
@@ -100,7 +100,7 @@ fn c01_r59_type_2_window() {
     let done = p.done_b(2);
     assert_eq!((done[0].opcode, done[0].wr_id, done[1].opcode), (WcOpcode::LocalInv, 3, WcOpcode::BindMw));
     assert_eq!(write(&p, 8, next), WcStatus::Success);
-    // B's peer invalidates it.
+    // B's peer invalidates the window.
     p.b.post_recv(&[RecvWr::new(5, &[])]).unwrap();
     p.a.post_send(&[SendWr::send_with_inv(6, &[], next).signaled()]).unwrap();
     assert_eq!(p.done_b(1)[0].invalidated_rkey(), Some(next));
@@ -152,7 +152,7 @@ fn binds_that_are_not_possible() {
     refused(p.b.bind_mw(&window, &bind_of(1, MwBindInfo::unbind())), EPERM, "another protection domain");
     assert_eq!(one.rkey(), before, "a bind that is refused changes no key");
     nothing(&p.context, &p.cq_b);
-    // An error that only shows when the request executes ends the queue pair: here, a region without MW_BIND.
+    // An error that shows only when the request executes ends the queue pair: here, a region without MW_BIND.
     let info = MwBindInfo::new(&p.mr, 0..64, Access::REMOTE_READ).unwrap();
     p.b.bind_mw(&one, &bind_of(9, info)).unwrap();
     let wc = p.done_b(1)[0];
@@ -160,7 +160,7 @@ fn binds_that_are_not_possible() {
     assert_eq!(p.b.state().unwrap(), QpState::Err);
 }
 
-// Goal: a region with windows stays; a deallocated window releases it; a dropped region unbinds them.
+// Goal: a region with bound windows cannot be destroyed; a deallocated window releases it; dropping the region unbinds them.
 #[test]
 fn regions_with_windows() {
     let p = Pair::new(embedded());
@@ -187,7 +187,7 @@ fn regions_with_windows() {
     let addr = mr.addr();
     drop(mr);
     assert_eq!(write(&p, addr, key), WcStatus::RemAccessErr);
-    // The window object still exists, and is deallocated by itself.
+    // The window object still exists, and can be deallocated.
     mw.dealloc().unwrap();
 }
 

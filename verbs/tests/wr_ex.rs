@@ -1,4 +1,4 @@
-//! The extended posting interface: every operation end to end, and every refusal.
+//! The extended posting interface: every operation from end to end, and every refusal.
 
 use std::io::IoSlice;
 
@@ -14,7 +14,7 @@ use verbs::{
 
 const DEPTH: u32 = 8;
 
-/// A pair with small queues, and a region of B's with every right that there is.
+/// A pair with small queues, and a region of B with all rights.
 fn bench() -> (Pair, Mr) {
     let cap =
         QpCap { max_send_wr: DEPTH, max_recv_wr: 64, max_send_sge: 3, max_recv_sge: 3, max_inline_data: 60 };
@@ -59,7 +59,7 @@ fn messages_and_writes() {
     wr.send_inv(window.rkey());
     let mut text = *b"inline";
     wr.set_inline_data_list(&[&text[..2], b"", &text[2..]].map(IoSlice::new));
-    text.fill(0); // copied
+    text.fill(0); // the request has copied it
     (wr.wr_id, wr.wr_flags) = (13, SendFlags::SIGNALED | SendFlags::FENCE);
     wr.rdma_write(key, at);
     wr.set_inline_data(b"written");
@@ -165,7 +165,7 @@ fn datagrams_and_their_addresses() {
     let rooms: Vec<[Sge; 1]> = (0..3).map(|i| [mr.sge(100 * i..100 * i + 100).unwrap()]).collect();
     qp.post_recv(&rooms.iter().map(|room| RecvWr::new(1, room)).collect::<Vec<_>>()).unwrap();
     mr.write(1000, b"gathered").unwrap();
-    // The address before the data, and after it.
+    // The address is set before the data, and after it.
     let mut wr = qp.wr_start();
     wr.send();
     wr.set_ud_addr(&ah, qp.qp_num(), 0x77);
@@ -184,7 +184,7 @@ fn datagrams_and_their_addresses() {
         let at = 100 * i + GRH_LEN;
         assert_eq!(mr.to_vec(at..at + text.len()).unwrap(), text);
     }
-    // Errors of an address.
+    // Invalid addresses.
     let pd = context.alloc_pd().unwrap();
     let foreign = pd.create_ah(&ah_attr_to(context.query_gid(1, 1).unwrap(), 1)).unwrap();
     let before = context.counters();
@@ -230,7 +230,7 @@ fn xrc_names_its_queue() {
     cable.nothing(&a.cq);
 }
 
-// Operations on local keys go to no peer's queue (ibv_wr_post(3): they have no setters).
+// Local operations of an initiator name no remote receive queue (ibv_wr_post(3): they have no setters).
 #[test]
 fn local_operations_of_an_initiator_name_no_queue() {
     let cable = Cable::new(1);
@@ -277,7 +277,7 @@ fn nothing_is_posted_without_complete() {
     assert_eq!(target.to_vec(0..5).unwrap(), b"never");
 }
 
-/// Builds a good request, the one in question, and a good one; all of them must be refused with this error, for the second.
+/// Builds a valid request, the one in question, and a valid one. The whole list must be refused with this error, for the second request.
 #[track_caller]
 fn refused<'p>(
     p: &'p Pair,
@@ -386,7 +386,7 @@ fn a_list_with_a_bad_request_is_refused_whole() {
         wr.bind_mw(&two, next, &MwBindInfo::new(&foreign, 0..8, Access::REMOTE_READ).unwrap());
     });
 
-    // A setter that has no request: at the start, as the first.
+    // A setter without a request: at the start of the list.
     let mut wr = p.a.wr_start();
     wr.set_sge(lkey, at, 1);
     wr.send();
@@ -396,7 +396,7 @@ fn a_list_with_a_bad_request_is_refused_whole() {
     wr.set_xrc_srqn(5);
     assert_eq!(wr.complete().unwrap_err().kind, K::NoRequest("set_xrc_srqn"));
     nothing(&p.context, &p.cq_a);
-    // After all of them the queue pair is as it was.
+    // After all of these the queue pair is unchanged.
     let mut wr = p.a.wr_start();
     wr.wr_flags = SendFlags::SIGNALED;
     wr.rdma_write(key, at);
@@ -443,13 +443,13 @@ fn below_rts_nothing_is_taken() {
         wr.send();
         let e = wr.complete().unwrap_err();
         assert_eq!((e.kind, e.bad_wr, e.errno()), (PostErrorKind::State(state), 0, EINVAL));
-        qp.wr_start().complete().unwrap(); // nothing is always possible
+        qp.wr_start().complete().unwrap(); // an empty list is always accepted
     }
     qp.connect_rc(&qp.endpoint(1).unwrap(), &options()).unwrap();
     nothing(&context, &cq);
 }
 
-// A list that is begun before a RESET and posted after it belongs to the new epoch.
+// A list that begins before a RESET and is posted after it belongs to the new epoch.
 #[test]
 fn a_list_outlives_a_reset() {
     let (p, target) = bench();
@@ -547,7 +547,7 @@ fn nothing_is_allocated() {
     assert_eq!((info.count_total, info.bytes_total), (0, 0), "{info:?}");
 }
 
-// A list is no lock: it may be completed on another thread, and others wait for it.
+// A list holds no lock of a thread: another thread may complete it, and other threads wait for that.
 #[test]
 fn a_list_moves_between_threads_and_others_wait_for_it() {
     let (p, target) = bench();

@@ -23,7 +23,7 @@ fn srq(b: &Side, xrcd: &Xrcd, cq: &Cq) -> Srq {
     b.pd.create_xrc_srq(&SrqInitAttr::new(64, 2), xrcd, cq).unwrap()
 }
 
-/// An initiator and a target, connected, with a domain and a queue of it.
+/// A connected initiator and target, with a domain and one of its shared receive queues.
 struct Pair {
     ini: Qp,
     target: XrcTarget,
@@ -46,7 +46,7 @@ fn gone(qpn: Qpn, link: &Cable, a: &Side, ini: &Qp, srqn: u32) {
     assert_eq!((wc.wr_id, wc.status), (77, WcStatus::RetryExcErr), "{qpn:?}");
 }
 
-/// Few and short retries.
+/// Options with few and short retries.
 fn hasty() -> RcOptions {
     options().timeout(10).retry_cnt(2)
 }
@@ -209,7 +209,7 @@ fn x03_messages_to_two_queues_take_turns() {
         }
         for i in 0..20 {
             let srqn = if i % 2 == 0 { one.srq_num() } else { two.srq_num() };
-            // Several packets, told apart by their first byte.
+            // Several packets; messages differ in their first byte.
             let list = [a.mr.sge(i..i + 1).unwrap(), a.mr.sge(1000..9000).unwrap()];
             ini.post_send(&[SendWr::send(i as u64, &list).remote_srqn(srqn).signaled()]).unwrap();
         }
@@ -223,7 +223,7 @@ fn x03_messages_to_two_queues_take_turns() {
             }
         }
     }
-    // Several targets, on several shards, take from one queue.
+    // Several targets, on several shards, consume from one queue.
     for id in 0..30 {
         one.post_recv(&[RecvWr::new(id, &[])]).unwrap();
     }
@@ -249,7 +249,7 @@ fn an_empty_queue_is_not_ready_and_a_low_one_says_so() {
     p.srq.post_recv(&[RecvWr::new(1, &[]), RecvWr::new(2, &[]), RecvWr::new(3, &[])]).unwrap();
     assert_eq!((link.take(&a.cq, 1)[0].wr_id, link.take(&b.cq, 1)[0].wr_id), (1, 1));
     assert_eq!(link.event_of_b(), None);
-    // Larger, while a target takes from it.
+    // The queue is enlarged while a target consumes from it.
     p.srq.modify(&SrqAttr { max_wr: 200, ..SrqAttr::default() }, SrqAttrMask::MAX_WR).unwrap();
     send(2);
     assert_eq!((link.take(&a.cq, 1)[0].wr_id, link.take(&b.cq, 1)[0].wr_id), (2, 2));
@@ -275,7 +275,7 @@ fn a_request_names_a_queue_and_only_initiators_do() {
     let (rc, _peer) = link::rc_to(&a, &b, &QpInitAttr::rc(&b.cq, &b.cq), &options());
     let e = rc.post_send(&[SendWr::send(1, &[]).remote_srqn(p.srq.srq_num())]).unwrap_err();
     assert_eq!(e.errno(), errno::EINVAL, "{e}");
-    // Inline data lies behind the number of the queue.
+    // Inline data follows the number of the queue in the request.
     p.srq.post_recv(&[RecvWr::new(1, &[b.mr.sge(0..64).unwrap()])]).unwrap();
     let wr = SendWr::send(2, &[]).inline(b"behind").remote_srqn(p.srq.srq_num()).signaled();
     p.ini.post_send(&[wr]).unwrap();
@@ -343,7 +343,7 @@ fn domains_are_shared_by_name_or_by_handle() {
     assert_eq!(e.errno(), errno::EEXIST, "{e}");
     let second = link.b.open_xrcd(&existing).unwrap();
     let third = second.open_again();
-    // A target of one open, a queue of another; a second handle through a third.
+    // A target of one open and a queue of another; a second handle through a third.
     let (ini, target) = (initiator(&a), first.create_qp(None).unwrap());
     connect(&ini, &target, &options());
     let queue = srq(&b, &second, &b.cq);
@@ -393,7 +393,7 @@ fn a_receive_only_queue_pair_outlives_its_maker() {
     assert_eq!(link.b.try_get_async_event(), None, "its events, COMM_EST too, go to the log");
     queue.destroy().unwrap();
     user.close().unwrap();
-    // The last reference is gone, and so is the queue pair.
+    // With the last reference the queue pair is gone.
     gone(qpn, &link, &a, &ini, number);
 }
 
@@ -440,7 +440,7 @@ fn registrations_keep_a_receive_only_queue_pair() {
     assert_eq!(one.query_xrc_rcv_qp(qpn).unwrap().qp_state, QpState::Rtr);
     two.unreg_xrc_rcv_qp(qpn).unwrap();
     unknown(two.query_xrc_rcv_qp(qpn).map(drop));
-    // Invalid attributes: no target is left behind.
+    // With invalid attributes no target is left behind.
     let bad = QpAttr { port_num: 2, ..QpAttr::default() };
     unknown(one.alloc_xrc_rcv_qp(&bad).map(drop));
     one.close().unwrap();
@@ -457,7 +457,7 @@ fn s02_xrc_queue_pairs_go_through_their_states() {
     let p = Pair::new(&link, &a, &b);
     assert_eq!((p.ini.cap().max_recv_wr, p.ini.cap().max_recv_sge), (0, 0));
     assert_eq!((p.target.state(), p.ini.state().unwrap()), (QpState::Rtr, QpState::Rts));
-    // RTR to RTS of a target: its own mask (TIMEOUT and SQ_PSN).
+    // RTR to RTS of a target has a mask of its own (TIMEOUT and SQ_PSN).
     let attr = QpAttr { qp_state: QpState::Rts, timeout: 14, sq_psn: 1, ..QpAttr::default() };
     let e = p.target.modify(&attr, AttrMask::STATE | AttrMask::SQ_PSN).unwrap_err();
     assert_eq!(e.errno(), errno::EINVAL, "{e}");
@@ -481,7 +481,7 @@ fn s02_xrc_queue_pairs_go_through_their_states() {
     assert_eq!(link.take(&b.cq, 1)[0].wr_id, 9);
 }
 
-// ERR in mid-message: the entry that the target holds completes in error, in the queue's completion queue.
+// ERR in mid-message: the entry that the target holds completes in error, in the shared receive queue's completion queue.
 #[test]
 fn l04_err_of_a_target_completes_the_held_entry() {
     let link = Cable::new(1);
@@ -501,8 +501,8 @@ fn l04_err_of_a_target_completes_the_held_entry() {
     assert_eq!(link.event_of_b(), Some((AsyncEvent::QpLastWqeReached, of)));
 }
 
-// An overrun of a new completion queue does not end a target that was reset, though the queue has the place of the one that the
-// target completed to before.
+// An overrun of a new completion queue does not end a reset target, although the new queue has the slot of the one to which the target
+// completed before.
 #[test]
 fn an_overrun_ends_no_target_that_was_reset() {
     let link = Cable::new(1);
@@ -533,7 +533,7 @@ fn an_overrun_ends_no_target_that_was_reset() {
     assert_eq!(target.state(), QpState::Rtr, "{events:?}");
 }
 
-// Goal: over a port that joins no processes nobody believes to share what others have.
+// Goal: over a port that does not join processes, no program is led to believe that its domain is shared.
 #[test]
 fn a_domain_of_a_file_needs_a_port_that_joins_processes() {
     let link = Cable::new(1);

@@ -93,14 +93,14 @@ pub fn err<T>(result: Result<T, impl Into<Refusal>>) -> Refusal {
     result.err().expect("it should be refused").into()
 }
 
-/// The refusal of a call that returns its object; that object must be destroyable in the end.
+/// The refusal of a call that returns its object; the object must still be destroyable.
 #[track_caller]
 pub fn back<T>(result: Result<(), (VerbsError, T)>) -> (Refusal, T) {
     let Err((e, object)) = result else { panic!("it should be refused") };
     (e.into(), object)
 }
 
-/// The refusal of a list, at this position.
+/// The refusal of a list, whose position must be `bad_wr`.
 #[track_caller]
 pub fn at(bad_wr: usize, result: Result<(), PostError>) -> Refusal {
     let e = result.expect_err("it should be refused");
@@ -116,7 +116,7 @@ pub struct Case {
     pub variant: &'static str,
     pub errno: i32,
     pub run: fn(&Bench) -> Refusal,
-    /// Whether it is called from inside a turn.
+    /// Whether the call is made inside a turn.
     pub inside: bool,
 }
 
@@ -178,7 +178,7 @@ impl Bench {
         self.context.query_gid(1, 1).unwrap()
     }
 
-    /// Objects for cases inside a turn, where none can be created.
+    /// Objects for cases inside a turn, where no objects can be created.
     pub fn spare(&self) -> &Spare {
         self.spare.get().expect("the case runs inside of a turn")
     }
@@ -195,7 +195,7 @@ impl Bench {
         qp
     }
 
-    /// One of the second device.
+    /// A UD queue pair of the second device that can send.
     pub fn other_ud(&self) -> Qp {
         let qp = self.other.pd.create_qp(&QpInitAttr::ud(&self.other.cq, &self.other.cq)).unwrap();
         qp.activate_ud(5).unwrap();
@@ -247,7 +247,7 @@ impl Bench {
         bench.close(&name);
     }
 
-    /// The refusal of a case when it is called from inside a turn.
+    /// The refusal of a case that is run inside a turn.
     fn inside_a_turn(self: &Arc<Self>, run: fn(&Self) -> Refusal) -> Refusal {
         let refusal = Arc::new(Mutex::new(None));
         let (bench, place) = (self.clone(), refusal.clone());

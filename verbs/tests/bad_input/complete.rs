@@ -1,4 +1,4 @@
-//! Completeness: the calls and errors in the sources are compared with the tables.
+//! Completeness: compares the calls and errors in the sources with the tables.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -45,7 +45,7 @@ const WRAPPERS: &[&str] = &[
     "DeviceError::Memory",
 ];
 
-/// Calls and errors that are in no table, and the test of each: a file, and a function in it.
+/// Calls and errors that are in no table, each with its test: a file, and a function in it.
 const ELSEWHERE: &[(&str, &str, &str)] = &[
     // Raw memory, where tests may be unsafe.
     ("VerbsError::BadAddress", "verbs/src/mr.rs", "raw_memory_must_exist_with_its_rights"),
@@ -68,9 +68,9 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("MemError::Bound", "stack/src/mem/variable.rs", "a_region_stays_as_long_as_its_windows"),
     ("PortError::Spec", "verbs/tests/bad_input/device.rs", "ports"),
     ("PortError::NoDpdk", "verbs/tests/bad_input/device.rs", "ports"),
-    // In builds with DPDK.
+    // Only in builds with DPDK.
     ("PortError::Eal", "verbs/tests/lazy.rs", "the_first_queue_pair_starts_the_port"),
-    // Full tables of keys: through the device API, in that module's table.
+    // Full tables of keys: tested through the device API, in the table of that module.
     ("Pd::alloc_mw", "verbs/tests/bad_input/memory.rs", "calls_of_memory"),
     ("Pd::alloc_null_mr", "verbs/tests/bad_input/memory.rs", "calls_of_memory"),
     // An error that is no refusal.
@@ -88,11 +88,11 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
         "verbs/src/rdma_cm/service.rs",
         "a_panic_in_connection_management_is_reported",
     ),
-    // Same errors as the calls that they begin.
+    // The same errors as those of the calls that begin a drain.
     ("Drain::try_finish", "verbs/tests/errno.rs", "control_calls_from_inside_a_turn"),
 ];
 
-/// Errors that cannot be provoked, or do not occur at all, and why.
+/// Errors that cannot be caused, or that do not occur, and why.
 const NEVER: &[(&str, &str)] = &[
     ("OpenError::Random", "the operating system gives random numbers"),
     ("DeviceError::Random", "the operating system gives random numbers"),
@@ -158,7 +158,7 @@ fn calls(dir: &str) -> Vec<String> {
     calls
 }
 
-/// All names that have a test, or a reason to have none.
+/// All names that have a test, or a reason for having none.
 fn known(of: impl Fn(&'static Case) -> &'static str) -> BTreeSet<&'static str> {
     let elsewhere = ELSEWHERE.iter().map(|(what, ..)| *what);
     cases().map(of).chain(elsewhere).chain(NEVER.iter().map(|(what, _)| *what)).collect()
@@ -189,8 +189,8 @@ fn every_call_has_its_case() {
     assert!(gone.is_empty(), "cases of calls that do not exist: {gone:?}");
 }
 
-// Calls of connection management are tested in `rdma_cm_input.rs`; a newer one may have its refusal in another file of
-// `rdma_cm*.rs` or, where a descriptor is missing, in `exhaustion.rs`.
+// Calls of connection management are tested in `rdma_cm_input.rs`. A refusal of a newer call may be in another file of `rdma_cm*.rs` or,
+// for a missing descriptor, in `exhaustion.rs`.
 #[test]
 fn every_call_of_connection_management_has_its_case() {
     let tests = fs::read_dir(root().join("verbs/tests")).unwrap().map(|entry| entry.unwrap().path());
@@ -218,7 +218,7 @@ fn every_call_of_connection_management_has_its_case() {
     assert!(missing.is_empty(), "calls without a case: {missing:#?}");
 }
 
-// The same for its errors: tests name the variant that they expect; errors of the machine below verbs are tested there.
+// The same for errors of connection management: tests name the expected variant. Errors of the machine below verbs are tested there.
 #[test]
 fn every_error_of_connection_management_has_its_case() {
     let tests = |dir: &str, prefix: &str| {

@@ -202,7 +202,7 @@ fn device_calls() {
     super::bench::run(CASES);
 }
 
-// The ports that a device is opened on, and the host on them, have errors of their own.
+// The ports that a device can be opened on, and the IP host on them, have errors of their own.
 #[test]
 fn ports() {
     let group = Mac([1, 0, 0, 0, 0, 1]);

@@ -1,5 +1,5 @@
-//! Control calls from inside a turn of a shard, on the thread that makes the turn: each would deadlock, so each must return
-//! an error and change nothing, and those that consume an object return it.
+//! Control calls inside a turn of a shard, on the thread that makes the turn: each would deadlock, so each must return an error and
+//! change nothing. Calls that consume an object must return it.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use verbs::{
 use super::bench::{Bench, Case, Refusal, back, err};
 use crate::common::{PATIENCE, options};
 
-/// Objects to destroy: there is one of each, so that a case can take it.
+/// Objects to destroy, one of each kind, which a case can take.
 pub struct Spare {
     pub qp: Place<Qp>,
     pub target: Place<XrcTarget>,
@@ -54,7 +54,7 @@ impl Spare {
         }
     }
 
-    /// Checks that all of them exist, and destroys them.
+    /// Checks that all of them are still there, and destroys them.
     pub fn close(self) {
         fn taken<T>(place: Place<T>) -> T {
             place.into_inner().unwrap().expect("it came back")

@@ -11,7 +11,7 @@ use super::bench::{Bench, Case, Refusal, back, case, err};
 use crate::common::{all_rights, options, take};
 use crate::nowhere::nowhere;
 
-/// A region of the bench's domain that is no part of the case; with 8 bytes after the last word.
+/// A region of the bench's domain that is not part of the case, with 8 bytes after the last word.
 fn region(b: &Bench) -> Mr {
     b.pd.reg_mr(100, all_rights() | Access::MW_BIND).unwrap()
 }
@@ -19,12 +19,12 @@ fn region(b: &Bench) -> Mr {
 #[allow(clippy::reversed_empty_ranges, reason = "what the calls are to refuse")]
 const BACKWARDS: core::ops::Range<usize> = 8..4;
 
-/// A file that can only be read.
+/// A read-only file.
 fn file() -> std::fs::File {
     std::fs::File::open(env!("CARGO_MANIFEST_DIR").to_string() + "/Cargo.toml").unwrap()
 }
 
-/// Error numbers of the system alone.
+/// Error numbers that only the system returns.
 const EBADF: i32 = 9;
 const EISDIR: i32 = 21;
 
@@ -56,7 +56,7 @@ fn ah(b: &Bench, change: impl FnOnce(&mut AhAttr, &mut GlobalRoute)) -> Refusal 
     err(b.pd.create_ah(&attr))
 }
 
-/// A datagram that arrived, and its network header.
+/// A received datagram: its completion, and its network header.
 fn datagram(b: &Bench) -> (Wc, [u8; GRH_LEN]) {
     let (context, pd, cq) = (&b.other.context, &b.other.pd, &b.other.cq);
     let qp = pd.create_qp(&verbs::QpInitAttr::ud(cq, cq)).unwrap();
@@ -80,7 +80,7 @@ pub const CASES: &[Case] = &[
         err(b.pd.reg_mr(usize::MAX, Access::empty()));
         err(b.pd.reg_mr(1 << 55, Access::empty()))
     }),
-    // Through the device API, where a region is a range of addresses: this many buffers would take most of this machine's
+    // Through the device API, where a region is only a range of addresses: this many buffers would take most of this machine's
     // memory.
     case("Pd::reg_mr", "MemError::Full", ENOMEM, |_| {
         let device = Device::open(DeviceConfig::loopback().drive(Drive::Embedded)).unwrap();
@@ -253,7 +253,7 @@ pub const CASES: &[Case] = &[
         let pd = b.context.alloc_pd().unwrap();
         let (mr, mw) = (pd.reg_mr(8, Access::MW_BIND).unwrap(), b.pd.alloc_mw(MwType::One).unwrap());
         bind(b, &mw, MwBindInfo::new(&mr, 0..8, Access::REMOTE_READ).unwrap());
-        // Of another device, whose domain may have the same number.
+        // A region of another device, whose domain may have the same number.
         let mr = b.other.pd.reg_mr(8, Access::MW_BIND).unwrap();
         bind(b, &mw, MwBindInfo::new(&mr, 0..8, Access::REMOTE_READ).unwrap());
         let mw = b.other.pd.alloc_mw(MwType::One).unwrap();

@@ -9,8 +9,8 @@ use verbs::{
 use super::bench::{Bench, CAP, Case, Refusal, at, case, err};
 use crate::common::{enter, options};
 
-/// A request that is refused alone, and after a valid one: of the two only the valid one may be posted, so the list goes to a
-/// queue pair that does not matter.
+/// Posts a request that must be refused, alone and after a valid one. Only the valid request may be posted, so the list goes to a queue
+/// pair that does not matter.
 fn sent(b: &Bench, qp: &Qp, wr: SendWr<'_>) -> Refusal {
     let refusal = at(0, qp.post_send(&[wr]));
     let (mut send, _recv) = qp.split().unwrap();
@@ -22,7 +22,7 @@ fn sent(b: &Bench, qp: &Qp, wr: SendWr<'_>) -> Refusal {
     refusal
 }
 
-/// A list that is built by calls: a good request, then the one in question; nothing is posted.
+/// Builds a list by calls: a valid request, then the one in question. Nothing may be posted.
 fn built<'b>(b: &'b Bench, build: impl FnOnce(&mut WrPost<'b>)) -> Refusal {
     let mut wr = b.a.wr_start();
     wr.rdma_write(b.mr.rkey(), b.mr.addr());

@@ -12,7 +12,7 @@ use verbs::{
 use super::bench::{Bench, Case, Refusal, at, back, case, err};
 use crate::common::{options, pump, take};
 
-/// A completion queue that overran, on a separate device.
+/// Overruns a completion queue of the second device.
 fn overrun(b: &Bench) -> (verbs::Qp, Cq) {
     let (context, pd) = (&b.other.context, &b.other.pd);
     let cq = context.create_cq(1).unwrap();
@@ -29,7 +29,7 @@ fn overrun(b: &Bench) -> (verbs::Qp, Cq) {
     (qp, cq)
 }
 
-/// Destroys both; the device's events for them are discarded with them.
+/// Destroys both; the device's events for them disappear with them.
 fn gone((qp, cq): (verbs::Qp, Cq)) {
     qp.destroy().unwrap();
     cq.destroy().unwrap();
@@ -46,7 +46,7 @@ fn completed(b: &Bench) -> verbs::Qp {
     qp
 }
 
-/// A call from the iterator of a list that is being posted to the queue.
+/// Makes a call from the iterator of a list that is being posted to the queue.
 fn inside_a_list(srq: &Srq, call: impl FnOnce() -> Refusal) -> Refusal {
     let (mut call, mut refusal) = (Some(call), None);
     srq.post_recv(std::iter::from_fn(|| {
@@ -161,7 +161,7 @@ pub const CASES: &[Case] = &[
         gone(lost);
         refusal
     }),
-    // Completions before the loss are read first; then the error is returned, and the reader stays at the last one.
+    // Completions before the overrun are read first. Then the error is returned, and the reader stays at the last completion.
     case("CqExPoll::next_poll", "DeviceError::CqOverrun", EIO, |b| {
         let (context, pd) = (&b.other.context, &b.other.pd);
         let cq = context.create_cq(2).unwrap();

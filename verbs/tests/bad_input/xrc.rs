@@ -20,7 +20,7 @@ fn receiver(b: &Bench) -> QpAttr {
     QpAttr { port_num: 1, qp_access_flags: Access::REMOTE_WRITE.bits(), ..attr }
 }
 
-/// A call on a receive-only target, with an unused number, an ordinary queue pair, a target of another domain.
+/// Makes a call on a receive-only target with numbers that it must refuse: unused, of an ordinary queue pair, of a target of another domain.
 fn strangers(b: &Bench, call: impl Fn(&Xrcd, Qpn) -> super::bench::Refusal) -> super::bench::Refusal {
     let (xrcd, other) = (domain(b), domain(b));
     let theirs = other.alloc_xrc_rcv_qp(&receiver(b)).unwrap();
@@ -48,7 +48,7 @@ pub const CASES: &[Case] = &[
         let init = XrcdInitAttr { create: false, ..XrcdInitAttr::named("nobody") };
         let refusal = err(b.context.open_xrcd(&init));
         err(b.context.open_xrcd(&XrcdInitAttr { create: false, ..XrcdInitAttr::anonymous() }));
-        // Names are local to a device.
+        // Names of domains are local to a device.
         let _theirs = b.other.context.open_xrcd(&XrcdInitAttr::named("nobody")).unwrap();
         err(b.context.open_xrcd(&init));
         refusal
@@ -61,7 +61,7 @@ pub const CASES: &[Case] = &[
         b.context.open_xrcd(&init).unwrap().close().unwrap();
         refusal
     }),
-    // This port joins no processes.
+    // This port does not join processes.
     case("Context::open_xrcd_of", "VerbsError::Xrc", EOPNOTSUPP, |b| {
         let file = std::fs::File::open("/dev/null").unwrap();
         err(b.context.open_xrcd_of(&file, XrcdOflags::CREAT))
@@ -136,7 +136,7 @@ pub const CASES: &[Case] = &[
     }),
     case("Xrcd::unreg_xrc_rcv_qp", "DeviceError::NoSuchTarget", EINVAL, |b| {
         strangers(b, |xrcd, qpn| err(xrcd.unreg_xrc_rcv_qp(qpn)));
-        // Another open of the same domain that is not registered; and after the last one.
+        // Through another open of the same domain that is not registered; and after the last one is closed.
         let xrcd = domain(b);
         let again = xrcd.open_again();
         let qpn = xrcd.alloc_xrc_rcv_qp(&receiver(b)).unwrap();

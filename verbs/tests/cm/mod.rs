@@ -89,7 +89,7 @@ pub struct World {
     pub a_sends_nothing: Arc<AtomicBool>,
     /// While set, A's frames to queue pair 1 are lost.
     pub a_sends_no_mads: Arc<AtomicBool>,
-    /// The devices' clock, which goes on by a millisecond when both are driven; `None`: that of the system.
+    /// The devices' clock, which advances by a millisecond when both are driven; `None` for the system's clock.
     pub clock: Option<Arc<AtomicU64>>,
 }
 
@@ -105,7 +105,7 @@ impl World {
     pub fn new() -> Self {
         Self::with(|config| config)
     }
-    /// With changes to the configuration; by default only the test drives the devices.
+    /// A world with changes to the configuration; by default only the test drives the devices.
     pub fn with(change: impl Fn(DeviceConfig) -> DeviceConfig) -> Self {
         let (a, b) = pair(1);
         let a_sends_nothing = Arc::new(AtomicBool::new(false));
@@ -161,7 +161,7 @@ impl World {
         done
     }
 
-    /// Resolves address and route, and makes a queue pair.
+    /// Resolves address and route, and creates a queue pair.
     pub fn resolved(&self, channel: &EventChannel, dst: SocketAddr) -> CmId {
         let id = self.a.id(channel);
         self.resolve(&id, channel, dst);
@@ -175,7 +175,7 @@ impl World {
         assert!(self.event(channel, CmEventType::RouteResolved).is_of(id));
     }
 
-    /// Sends A's request; returns B's end, which B has not decided on.
+    /// Sends A's request; returns B's end, on which B has not decided yet.
     pub fn request(&self, client: &CmId, b: &EventChannel, param: &ConnParam) -> CmId {
         client.connect(param).unwrap();
         self.event(b, CmEventType::ConnectRequest).take_id().unwrap()
@@ -192,7 +192,7 @@ impl World {
         (client, server)
     }
 
-    /// A message in each direction.
+    /// Exchanges a message in each direction.
     pub fn exchange(&self, client: &CmId, server: &CmId) {
         let (a, b) = (client.qp().unwrap(), server.qp().unwrap());
         self.a.post_recv(&a, 1);
@@ -221,7 +221,7 @@ pub fn short_timeouts(id: &CmId) {
     }
 }
 
-/// The variant of the error that a call's error holds: `State` of `VerbsError::Cm(CmError::State { .. })`.
+/// The variant of the inner error: `State` for `VerbsError::Cm(CmError::State { .. })`.
 pub fn inner(e: &VerbsError) -> String {
     let text = format!("{e:?}");
     let (_, inner) = text.split_once('(').expect("it holds another one");

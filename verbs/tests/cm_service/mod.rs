@@ -1,7 +1,7 @@
-//! Arbitrary MADs to a device's connection manager, and arbitrary calls of its program: tests machine, service and queue pair
-//! 1 together.
+//! Arbitrary MADs to a device's connection manager, and arbitrary calls of its program: tests the machine, its service and queue pair 1
+//! together.
 //!
-//! The bytes are a program, as those of `sim::fuzz` are. The fuzzer (`stack/fuzz`) and the tests run this file.
+//! The bytes of an input are a sequence of operations, as in `sim::fuzz`. The fuzzer (`stack/fuzz`) and the tests run this file.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -25,13 +25,13 @@ use verbs::{
 const OPS: usize = 120;
 const PORT: u16 = 7471;
 const BACKLOG: u32 = 3;
-/// Identifiers that the program holds at most.
+/// Most identifiers that the program holds.
 const IDS: usize = 12;
 /// Buffers of the peer.
 const SLOTS: u64 = 48;
 const SLOT: usize = 512;
 
-/// Reads numbers from an input; after its end there are zeros.
+/// Reads numbers from an input; after the end of the input they are zero.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -48,7 +48,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Runs a program; returns the names of the events that occurred, and of the counters that moved.
+/// Runs an input; returns the names of the events that occurred, and of the counters that moved.
 ///
 /// # Panics
 /// If a listener keeps more than its backlog, or if an object is left at the end.
@@ -109,7 +109,7 @@ impl Peer {
         let (received, sent) = (VecDeque::new(), VecDeque::new());
         let peer = Self { machine, conns: Vec::new(), received, sent, ah, gsi, cq };
         (0..SLOTS).for_each(|slot| peer.post_recv(w, slot));
-        // What is sent before B's Ethernet address is known is lost.
+        // A MAD that is sent before B's Ethernet address is known is lost.
         w.until("B to be found", || {
             peer.send(&[]);
             (peer.gsi.counters().get(Counter::TxFrames) > 0).then_some(())
@@ -124,7 +124,7 @@ impl Peer {
     }
 
     fn send(&self, mad: &[u8]) {
-        // A full queue loses it.
+        // If the queue is full, the MAD is lost.
         let _ = self.gsi.post_send(&[SendWr::send(SLOTS, &[]).inline(mad).to(&self.ah, Qpn::GSI, GSI_QKEY)]);
     }
 
@@ -292,7 +292,7 @@ impl Run {
             self.ids.push(id);
         }
         let Some(id) = self.ids.iter().find(|id| event.is_of(id)) else { return };
-        // Fails where the program has made another call meanwhile.
+        // Fails if the program has made another call meanwhile.
         let _ = match event.event() {
             CmEventType::AddrResolved => id.resolve_route(Duration::ZERO),
             CmEventType::RouteResolved => {
@@ -347,7 +347,7 @@ impl Run {
         };
     }
 
-    /// Transfers messages both ways; with `lose`, those of the peer are lost.
+    /// Transfers MADs both ways; with `lose`, those of the peer are lost.
     fn carry(&mut self, lose: bool) {
         for _ in 0..6 {
             while let Some(send) = self.peer.machine.poll_send() {
@@ -364,7 +364,7 @@ impl Run {
 
     /// Drops everything, and checks that nothing is left.
     fn end(mut self) -> BTreeSet<&'static str> {
-        // Those that were fetched are the program's: they count in no backlog.
+        // Fetched requests belong to the program, and do not count in a backlog.
         let left = core::iter::from_fn(|| self.channel.try_get_event());
         let requests = left.filter(|event| event.event() == CmEventType::ConnectRequest).count();
         assert!(requests <= 2 * BACKLOG as usize, "{requests} requests wait, of two listeners");

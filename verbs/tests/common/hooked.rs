@@ -1,4 +1,4 @@
-//! A port with a hook before its bursts: for tests that stop, lose or break frames, or call back from inside a turn.
+//! A port with a hook that runs before its operations, for tests that stop, lose or break frames, or call back inside a turn.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -10,13 +10,13 @@ use verbs::port::{Build, Frame, Port, PortLayer, PortQueue, PortSpec, QueueLayer
 pub enum Burst<'b> {
     /// Receive frames.
     Rx,
-    /// Send these; those that the hook takes out count as sent.
+    /// Send these frames; frames that the hook takes out count as sent.
     Tx(&'b mut TxBurst),
     /// Allocate an empty frame.
     Alloc,
 }
 
-/// Called before each operation; returns whether the port is to perform it.
+/// Called before each operation; returns whether the port should perform it.
 type Hook = dyn Fn(Burst<'_>) -> bool + Send + Sync;
 
 /// A port with a hook.
@@ -62,7 +62,7 @@ impl QueueLayer for Queue {
         let n = n.min(out.remaining_capacity());
         out.extend(std::iter::from_fn(|| QueueLayer::alloc(self)).take(n));
     }
-    /// Everything is sent in frames, which the hook sees.
+    /// Refuses to build in place: so everything is sent in frames, which the hook sees.
     fn build_burst(&mut self, _: Route, _: usize, _: &mut dyn Build) -> Option<usize> {
         None
     }
@@ -70,7 +70,7 @@ impl QueueLayer for Queue {
 
 type Call = Box<dyn FnOnce() + Send>;
 
-/// Makes a call from inside a turn of the device on its loopback port.
+/// Makes a call inside a turn of the device on its loopback port.
 #[derive(Clone, Default)]
 pub struct Inside(Arc<Mutex<Option<Call>>>);
 
@@ -86,7 +86,7 @@ impl Inside {
             true
         })
     }
-    /// In the next turn.
+    /// Makes the call in the next turn.
     pub fn next(&self, call: impl FnOnce() + Send + 'static) {
         *self.0.lock().unwrap() = Some(Box::new(call));
     }

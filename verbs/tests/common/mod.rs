@@ -11,16 +11,16 @@ use verbs::{
     Access, Context, Cq, DeviceConfig, Drive, Mr, Pd, Qp, QpInitAttr, QpState, RcOptions, Wc, attr_to,
 };
 
-/// Limit of every wait of a test: far more than needed, for the machine may be busy.
+/// Limit of every wait of a test: far more than needed, because the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Options of every connection of the tests: the first configured address, and retries (0.5 s, seven times) that outlast a
+/// Options of every connection of the tests: the first configured address, and retries (0.5 s, seven times) that last longer than a
 /// thread's wait for a core on a busy machine.
 pub fn options() -> RcOptions {
     RcOptions::default().sgid_index(1).timeout(17)
 }
 
-/// Every right that a region can have here.
+/// Every right that these tests give a region.
 pub fn all_rights() -> Access {
     Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC
 }
@@ -47,8 +47,8 @@ pub fn pump(context: &Context) {
     }
 }
 
-/// Signals the other threads of a scope to stop when it is dropped, also when a check fails: a scope waits for its threads,
-/// and a failed test must print its failure instead of waiting for ever.
+/// Stops the other threads of a scope when it is dropped, also when a check fails: a scope waits for its threads, and a failed test must
+/// print its failure instead of waiting for ever.
 pub struct Stop<'a>(pub &'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -94,7 +94,7 @@ impl Pair {
     }
 }
 
-/// Drives the device and polls until there are `n` completions.
+/// Drives the device and polls until `n` completions have arrived.
 pub fn take(context: &Context, cq: &Cq, n: usize) -> Vec<Wc> {
     let mut done = Vec::new();
     let start = Instant::now();

@@ -1,4 +1,4 @@
-//! A device on a link whose other end is made by hand: frames are written and read one by one.
+//! A device on a link whose other end is scripted: the test writes and reads frames one by one.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -58,7 +58,7 @@ impl Wire {
         Self { context, pd, cq, mr, gid, peer, queue, net, answers: true, frames: Vec::new() }
     }
 
-    /// The peer, as a UC queue pair is connected to it.
+    /// The peer, as the remote endpoint of a connection.
     pub fn endpoint(&self) -> RcEndpoint {
         RcEndpoint { gid: self.peer, qpn: PEER_QPN, psn: Psn::new(PEER_PSN) }
     }
@@ -91,7 +91,7 @@ impl Wire {
         self.send_on(&flow, pkts)
     }
 
-    /// As [`send`](Self::send), in any flow.
+    /// Like [`send`](Self::send), in any flow.
     pub fn send_on(&mut self, flow: &Flow, pkts: &[Pkt]) -> Vec<Seen> {
         pkts.iter().for_each(|pkt| self.inject(&frame(flow, pkt)));
         self.run()
