@@ -28,8 +28,8 @@ const MEASURED: &[u8] = b"roce-perf queue pair ";
 const BUSY: &[u8] = b"this server measures with another client";
 /// Why a request that is not from a `roce-perf` client is refused.
 const STRANGER: &[u8] = b"this is roce-perf server -R; its clients are roce-perf client -R";
-/// Reasons of REJ messages (IBA 12.6.7.2) with a special meaning here: another attempt may succeed, or the private data says
-/// why.
+/// Reasons of REJ messages (IBA 12.6.7.2) with a special meaning here: for the first two another attempt may succeed; for the
+/// last the private data holds the reason.
 const NO_ROOM: u16 = 3;
 const NO_LISTENER: u16 = 8;
 const BY_PROGRAM: u16 = 28;
@@ -174,8 +174,8 @@ impl Listener {
         Ok(Self { id })
     }
 
-    /// A client that requests an exchange, if there is one, and its address. The connection may not be established yet, or
-    /// may fail. Other requests are refused.
+    /// A client that requests an exchange, if any, and its address. The connection may not be established yet, or may fail.
+    /// Requests for anything else are refused.
     ///
     /// # Errors
     /// Errors of the device.
@@ -279,7 +279,7 @@ impl Exchange {
             let why = match Self::attempt(device, events, to, until) {
                 Ok(exchange) => return Ok(exchange),
                 Err(Failure::Final(e)) => return Err(e),
-                // The failure of an attempt that ran out of time says less than that of the attempt before.
+                // A failure because time ran out is less informative than the failure of the attempt before.
                 Err(Failure::NotYet(why)) if Instant::now() >= until => last_failure.unwrap_or(why),
                 Err(Failure::NotYet(why)) => why,
             };

@@ -1,4 +1,4 @@
-//! Why a program ends: one sentence for a person, and an exit code for a script.
+//! Why a program ends: one sentence for the user, and an exit code for scripts.
 
 use std::io::ErrorKind;
 use std::time::Duration;

@@ -4,7 +4,7 @@ use crate::error::{AppError, Result};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// One measurement. Field names are the interface for scripts: they are added to, never renamed.
+/// One measurement. Field names are the interface for scripts: fields may be added, but are never renamed.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Row {
     /// `send`, `write`, `read`, `fetch_add`, `cmp_swap`, `raw`, or `pingpong`; of `roce-nvmf-perf` `nvme_read`, `nvme_write`, or

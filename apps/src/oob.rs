@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 pub const LINE_MAX: usize = 1 << 20;
 /// Bytes of the longest first line, before the peer has identified itself.
 pub const GREETING_MAX: usize = 4096;
-/// How long a peer may take to read what is sent to it.
+/// How long a peer may take to read a message that is sent to it.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
 /// Time between two attempts to connect.
 const CONNECT_RETRY: Duration = Duration::from_millis(100);

@@ -256,7 +256,7 @@ impl Spec {
         let before = Duration::from_micros(self.before().saturating_mul(100));
         Some(self.expected()? + before + self.retry_span() + Duration::from_secs(30))
     }
-    /// Its title in progress messages.
+    /// Title in progress messages.
     pub fn title(&self) -> String {
         format!("{} {} {}", self.op.name(), self.mode.name(), crate::report::bytes(self.size))
     }
@@ -414,7 +414,7 @@ impl RawSpec {
     pub fn same_as(&self, other: &Self) -> bool {
         self.frame == other.frame && (self.mode == Mode::Lat) == (other.mode == Mode::Lat)
     }
-    /// Its title in progress messages.
+    /// Title in progress messages.
     pub fn title(&self) -> String {
         format!("raw {} {} B", self.mode.name(), self.frame)
     }

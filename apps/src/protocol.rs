@@ -76,7 +76,7 @@ pub enum Message {
     },
     /// The server is ready for frames.
     RawReady {
-        /// Its Ethernet address.
+        /// The server's Ethernet address.
         mac: String,
     },
     /// The client sends no more frames.
@@ -106,7 +106,7 @@ pub enum Message {
     },
     /// The server is connected and has posted its receives.
     Ready {
-        /// Its queue pairs and memory.
+        /// The server's queue pairs and memory.
         end: End,
     },
     /// More queue pairs of the preceding [`End`], until it is complete.

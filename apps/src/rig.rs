@@ -1,4 +1,4 @@
-//! The port and the device of a program: opened as the command line says, usable without and with the stack.
+//! The port and the device of a program: opened from the command line's options, usable without and with the stack.
 
 use crate::cli::device::{DeviceArgs, DriveArg};
 use crate::counters::Counts;
@@ -15,7 +15,7 @@ use verbs::{Context, DeviceConfig, Drive, Gid, Mtu, PortSource, Reactor, VerbsEr
 
 /// How long the peer's end of the link may take to come up.
 const LINK_PATIENCE: Duration = Duration::from_secs(30);
-/// After this time the user is told what the program waits for.
+/// After this time the program reports what it waits for.
 const LINK_SILENCE: Duration = Duration::from_secs(1);
 /// How long a closed device may take to return its queues.
 const RETURN_PATIENCE: Duration = Duration::from_secs(2);
@@ -54,7 +54,7 @@ fn is_of_private_link(addr: IpAddr) -> bool {
     matches!(addr, IpAddr::V4(addr) if addr.octets()[..3] == PRIVATE_NETWORK)
 }
 
-/// What to say of an address of that network where the port uses the host's addresses.
+/// The error for an address of that network where the port uses the host's addresses.
 const PRIVATE_LINK: &str = "is an address of the private link memif, which was the port of programs that name none; that is host now, \
                             with the addresses of this host: use one of these, or --port memif at both ends";
 

@@ -507,7 +507,7 @@ fn m18_drep_lost() {
     assert_eq!((w.event(A), w.nodes[A].connections()), (Some(Event::TimeWaitExit { id: a, qpn: A_QPN }), 0));
 }
 
-// Goal: a side that is told of the end of its peer's process does not wait for the peer: established, half established, or ending already.
+// Goal: a side that learns the end of its peer's process does not wait for the peer: established, half established, or ending already.
 #[test]
 fn a_peer_whose_process_has_ended_is_not_waited_for() {
     let mut w = world();

@@ -323,8 +323,8 @@ fn a_held_response_may_be_wrong() {
 }
 
 /// Simulates the sender of the data of WRITEs or READs, which goes back at each loss that the other end reports, while `late_permille`
-/// packets of a thousand are late by up to eight others. Returns the fraction of the sent data that is new, and how often the sender was
-/// told to go back.
+/// packets of a thousand are late by up to eight others. Returns the fraction of the sent data that is new, and how often the other end
+/// reported a loss.
 fn goodput(opcode: WrOpcode, late_permille: u64, messages: u32) -> (f64, u64) {
     /// Bytes of a message; its packets are 1024 bytes long.
     const LEN: usize = 16 << 10;

@@ -1,5 +1,5 @@
-//! The requester of a reliable connection against a simulated peer that sends what the test says. Unless noted otherwise: PMTU 1024,
-//! PSN 0x100 both ways, timeout 14, 7 retries of each kind, 4 READs and atomics. A `q` and a number name the case.
+//! The requester of a reliable connection against a scripted peer. Unless noted otherwise: PMTU 1024, PSN 0x100 both ways, timeout
+//! 14, 7 retries of each kind, 4 READs and atomics. A `q` and a number name the case.
 
 use std::time::Duration;
 

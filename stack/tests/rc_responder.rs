@@ -1,6 +1,5 @@
-//! The responder of a reliable connection against a simulated peer that sends what the test says. Unless noted otherwise: PMTU 1024,
-//! expected PSN 0x100, 4 READs and atomics kept, all remote rights, one region of 64 KiB with all rights, 16 receives of 4096 bytes.
-//! An `r` and a number name the case.
+//! The responder of a reliable connection against a scripted peer. Unless noted otherwise: PMTU 1024, expected PSN 0x100, 4 READs and
+//! atomics kept, all remote rights, one region of 64 KiB with all rights, 16 receives of 4096 bytes. An `r` and a number name the case.
 
 use std::time::Duration;
 

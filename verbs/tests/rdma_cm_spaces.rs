@@ -1,4 +1,4 @@
-//! Port spaces and types of queue pairs: what an identifier of each can connect, and what is refused.
+//! Port spaces and queue pair types: which connections an identifier of each can make, and which are refused.
 
 use std::net::SocketAddr;
 

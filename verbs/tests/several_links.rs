@@ -144,7 +144,7 @@ impl QueueLayer for Links {
         Armed::Unable // two links have no common descriptor
     }
     fn recycle(&mut self, frames: &mut RxBurst) {
-        frames.clear(); // dropping a frame returns it to its own link
+        frames.clear(); // each frame returns to the pool that it came from
     }
     fn build_burst(&mut self, route: Route, most: usize, builder: &mut dyn Build) -> Option<usize> {
         if self.is_shut(route) {

@@ -9,11 +9,11 @@ use std::path::Path;
 pub(super) enum Verdict {
     /// As it should be.
     Ok,
-    /// It works, and could be better.
+    /// Works, and could work better.
     Note,
-    /// It keeps RoCE from working.
+    /// Keeps RoCE from working.
     Broken,
-    /// Its state could not be read.
+    /// Could not be read.
     Unknown,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Finding {
     pub topic: &'static str,
     pub verdict: Verdict,
     pub what: String,
-    /// What to do; empty where there is nothing to do.
+    /// What to do; empty if nothing needs to be done.
     pub advice: String,
 }
 
@@ -55,7 +55,7 @@ pub(super) fn read(root: &Path, path: &str) -> String {
     std::fs::read_to_string(root.join(path)).unwrap_or_default()
 }
 
-/// Bytes as people write them.
+/// A number of bytes with a unit, for people.
 pub(super) fn bytes(n: u64) -> String {
     match n {
         0..1024 => format!("{n} B"),

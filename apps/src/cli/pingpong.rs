@@ -43,7 +43,7 @@ pub enum Service {
 }
 
 impl Service {
-    /// Its name for a person.
+    /// Name of the service type for output.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Rc => "RC",

@@ -26,9 +26,9 @@ const WORD_STRIDE: usize = 64;
 /// The role of an end in a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Role {
-    /// It posts send requests.
+    /// This end posts send requests.
     pub requests: bool,
-    /// The other end posts send requests to it.
+    /// The other end posts send requests to this end.
     pub serves: bool,
     /// Included in the stream numbers of data that this end sends, so that the directions differ.
     pub side: Side,
@@ -55,7 +55,7 @@ impl Role {
 pub struct Remote {
     /// Address of the first byte.
     pub addr: u64,
-    /// Its key.
+    /// Key of that memory.
     pub rkey: u32,
 }
 
@@ -128,7 +128,7 @@ pub struct QueueSet {
     /// Their identifiers and the channel of these, if they are connected by `rdma_cm`.
     ids: Vec<CmId>,
     events: Option<EventChannel>,
-    /// The shared receive queue, if there is one.
+    /// The shared receive queue, if the measurement uses one.
     srq: Option<Srq>,
     /// Source of sends, and target of READ and atomics' results.
     pub local: Option<Mr>,
@@ -456,7 +456,7 @@ impl QueueSet {
         self.remote.addr + offset as u64
     }
 
-    /// Checks, after the other end is done, what it wrote to local memory: the last message in each slot (WRITE), the sums
+    /// Checks what the other end wrote to local memory, once that end is done: the last message in each slot (WRITE), or the sums
     /// (atomics).
     ///
     /// # Errors
@@ -500,7 +500,7 @@ impl QueueSet {
     /// The queue pair and the position of a receive that completed with a message of `size` bytes.
     ///
     /// # Errors
-    /// One that failed, or has another length.
+    /// A receive that failed, or has received another length.
     #[inline]
     pub fn received(&mut self, wc: &Wc, size: u64) -> Result<(usize, u32)> {
         if !wc.is_ok() {

@@ -58,7 +58,7 @@ fn seq_of(data: &[u8], kind: Kind) -> Option<u64> {
 pub struct Received {
     /// Frames.
     pub frames: u64,
-    /// Those after the first burst.
+    /// Frames after the first burst.
     pub timed: u64,
     /// The time that the timed frames took.
     pub elapsed_ns: u64,

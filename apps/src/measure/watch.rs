@@ -45,10 +45,10 @@ impl<'a> Watch<'a> {
         false
     }
 
-    /// Checks for signals and polls the channel; returns the peer's message if there is one.
+    /// Checks for signals and polls the channel; returns a message of the peer, if any.
     ///
-    /// When the peer has ended and `outstanding` requests wait for it, their completion errors are given the time to arrive:
-    /// they say more than the end of a TCP connection.
+    /// When the peer has ended and `outstanding` requests wait for it, their completion errors get time to arrive: they are more
+    /// informative than the end of a TCP connection.
     ///
     /// # Errors
     /// A signal, the peer's failure, its disappearance.
@@ -84,7 +84,7 @@ impl<'a> Watch<'a> {
     /// Sends a message to the peer.
     ///
     /// # Errors
-    /// When the connection fails in another way than by the peer's end, which [`look`](Self::look) handles.
+    /// When the connection fails for another reason than the peer's end, which [`look`](Self::look) handles.
     pub fn send(&mut self, message: &Message) -> Result<()> {
         match self.channel.send(message) {
             Err(OobError::Closed) => Ok(()),

@@ -32,7 +32,7 @@ const _: () = assert!(ACCEPTS <= CLIENTS);
 /// Time between two checks whether the server was dropped.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
-/// Why there is no server.
+/// Why the server could not be started.
 #[derive(Debug, thiserror::Error)]
 #[error("--metrics {address}: {error}")]
 pub struct MetricsError {
@@ -241,7 +241,7 @@ mod tests {
         assert!(TcpStream::connect(at).is_err(), "it has ended");
     }
 
-    // Goal: clients that say nothing cost a collector nothing, however many there are and however long they stay.
+    // Goal: clients that send nothing do not delay a collector, however many they are and however long they stay connected.
     #[test]
     fn silent_clients_keep_no_collector_waiting() {
         let any = "127.0.0.1:0".parse().unwrap();

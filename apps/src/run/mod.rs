@@ -1,6 +1,6 @@
 //! `roce-run`: sets the environment variables that the loader and the library read, and executes the program in its place.
 //!
-//! It only prepares. The library that it names (`libibverbs.so.1`, built by `scripts/dropin --build`) opens the port, in the
+//! `roce-run` only prepares. The library that it names (`libibverbs.so.1`, built by `scripts/dropin --build`) opens the port in the
 //! program's process, when the program first needs it.
 
 mod image;

@@ -36,7 +36,7 @@ impl PendingConn for Channel {
     }
 }
 
-/// The listening socket of a server.
+/// Listens for clients, over TCP or by `rdma_cm`.
 enum Acceptor {
     Tcp(TcpListener),
     RdmaCm(Listener),

@@ -29,7 +29,7 @@ pub struct Found {
 /// What the system knows of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Silent {
-    /// Its name.
+    /// Name of the program.
     pub program: String,
     /// Whether it is stopped, by a signal or a debugger.
     pub is_stopped: bool,

@@ -3,7 +3,7 @@
 use super::rows::ProcessRow;
 use serde::Serialize;
 
-/// Field names are the interface for scripts: they are added to, never renamed.
+/// Field names are the interface for scripts: fields may be added, but are never renamed.
 #[derive(Serialize)]
 struct Line<'a> {
     version: u32,

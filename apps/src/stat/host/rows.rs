@@ -12,15 +12,15 @@ const LISTENERS_MAX: usize = 256;
 /// A process in an interval. Values from its own snapshot are absent if it does not answer.
 #[derive(Clone, Debug, Serialize)]
 pub struct ProcessRow {
-    /// Its number; 0 if it is not visible from here.
+    /// Process number; 0 if it is not visible from here.
     pub pid: u32,
-    /// Its program.
+    /// Name of the program.
     pub program: String,
     /// Whether the process answers.
     pub answers: bool,
     /// Why the process does not answer; `yes` if it does.
     pub answer: String,
-    /// Its runs of queue pair numbers.
+    /// The process's runs of queue pair numbers.
     pub runs: Vec<usize>,
     /// Seconds since the process has leased its first run.
     pub age_s: Option<f64>,

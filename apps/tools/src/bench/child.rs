@@ -180,7 +180,7 @@ pub fn free_port() -> Result<u16> {
     Err(AppError::Setup(format!("no TCP port on 127.0.0.1 from {} to {}: {why}", PORTS.start, PORTS.end)))
 }
 
-/// Waits until a program listens on this port, at most [`START`].
+/// Waits until a program listens on this port, as long as a start may take.
 ///
 /// # Errors
 /// [`AppError::Interrupted`].

@@ -64,7 +64,7 @@ impl Part {
 /// READs and atomics outstanding, per queue pair, in rate measurements: with so many, one queue pair is as fast as sixteen, and more
 /// do not help.
 pub const READS: u8 = 32;
-/// Parts that are compared by their ratio take this many times as long: a core's speed changes within tenths of a second, and affects
+/// Parts that are compared by their ratio take this many times as long: a core's speed changes within a tenth of a second, and affects
 /// each of the two parts differently.
 const RATIO_TIMES: u32 = 3;
 /// Names of the parts that are curves: bandwidth by message size, rate of bare frames by their length.

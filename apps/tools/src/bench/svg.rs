@@ -71,11 +71,11 @@ fn round_step(step: f64) -> f64 {
 /// A line of a chart.
 #[derive(Clone, Debug)]
 pub struct Series {
-    /// Its name.
+    /// Name of the line.
     pub name: String,
-    /// Its colour, 0 to 5.
+    /// Colour of the line, 0 to 5.
     pub colour: usize,
-    /// Its points.
+    /// Points of the line.
     pub points: Vec<(f64, f64)>,
 }
 

@@ -1,4 +1,4 @@
-//! `roce-many`: many processes of one host, and what they cost each other.
+//! `roce-many`: measures what many processes of a host cost each other.
 
 use apps::out;
 use clap::Parser;

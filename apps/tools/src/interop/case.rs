@@ -8,7 +8,7 @@ use verbs::{Access, Mtu, WcStatus};
 /// A request with an error, and the expected result.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// Its name.
+    /// Name of the case.
     pub name: &'static str,
     /// The request.
     pub op: Op,

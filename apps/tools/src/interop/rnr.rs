@@ -10,7 +10,7 @@ use verbs::{Counter, Mtu, WcStatus};
 /// One case of a late receiver.
 #[derive(Clone, Copy, Debug)]
 pub struct Late {
-    /// Its name.
+    /// Name of the case.
     pub name: &'static str,
     /// The request.
     pub op: Op,

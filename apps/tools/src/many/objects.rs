@@ -46,8 +46,8 @@ impl Objects {
     /// Creates the objects and posts the receives, but connects nothing. With a `reactor` the member turns its device itself; otherwise
     /// polling a completion queue does, or a thread of the device.
     ///
+    /// # Errors
     /// Errors of the device.
-    /// Those of the device.
     pub fn new(context: &Context, reactor: Option<Reactor>, gid_index: u8, make: Make) -> Result<Self> {
         let Make { count, size, depth, memory } = make;
         let pd = context.alloc_pd()?;

@@ -54,7 +54,7 @@ fn measure_signal(args: &KilledArgs, (name, op, signal): (&str, &str, End)) -> R
 /// other.
 fn measure_once(args: &KilledArgs, signal: End) -> Result<u64> {
     let mut team = Team::start(&[Seat::usual(), Seat::usual()])?;
-    // Both have the same memory, although only that of the process that ends matters.
+    // Both have the same memory, although only the memory of the process that ends matters.
     team.connect(&pairs(2), Make { count: 0, size: SIZE, depth: 16, memory: args.memory as usize })?;
     let pid = team.pid(1);
     team.may_end(1);
