@@ -22,7 +22,7 @@ pub fn remark(line: Arguments<'_>) {
     let _ = write(&mut io::stderr().lock(), line);
 }
 
-/// Writes a line at once, so that the lines of two programs on one terminal do not mix.
+/// Writes a line by a single write, so that the lines of two programs on one terminal do not mix.
 fn write(to: &mut impl Write, line: Arguments<'_>) -> io::Result<()> {
     to.write_all(format!("{line}\n").as_bytes())?;
     to.flush()

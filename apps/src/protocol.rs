@@ -111,7 +111,7 @@ pub enum Message {
     },
     /// More queue pairs of the preceding [`End`], until it is complete.
     Qps {
-        /// The next ones.
+        /// The next queue pairs of the list.
         qps: Vec<QpEnd>,
     },
     /// The client is connected and has posted its receives.

@@ -501,8 +501,8 @@ fn l04_err_of_a_target_completes_the_held_entry() {
     assert_eq!(link.event_of_b(), Some((AsyncEvent::QpLastWqeReached, of)));
 }
 
-// An overrun of a new completion queue does not end a reset target, although the new queue has the slot of the one to which the target
-// completed before.
+// An overrun of a new completion queue does not end a reset target, although the new queue reuses the slot of the queue to which the
+// target completed before.
 #[test]
 fn an_overrun_ends_no_target_that_was_reset() {
     let link = Cable::new(1);

@@ -137,7 +137,7 @@ fn a_process_that_is_stopped_is_not_dead() {
     let filled: usize = said.strip_prefix("filled ").unwrap().parse().unwrap();
     assert_eq!(a.order(&format!("stalled {}", b.run)), "stalled");
     assert_eq!(a.order(&format!("fill {}", b.run)), "filled 0");
-    // Others connect meanwhile.
+    // Another process connects and sends meanwhile.
     let mut c = Other::new(&config);
     c.tell(&format!("send {} 1000", a.run));
     assert_eq!(a.order("receive 1000"), "received");

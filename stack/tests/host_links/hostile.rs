@@ -142,7 +142,7 @@ fn descriptors_that_wait_when_they_are_closed_keep_nobody() {
         while slow.write(&[0; 1 << 16]).is_ok() {}
         OwnedFd::from(slow)
     };
-    // Send them with greetings, on links, and beyond what is accepted.
+    // Such descriptors arrive with greetings, on links, and in excess of what is accepted.
     let mut heard = 0;
     for round in 0..40 {
         // While its share is in use, a call is not answered.
