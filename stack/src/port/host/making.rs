@@ -6,10 +6,10 @@ use super::keeper::Keeper;
 use super::meeting::{self, Meeting, Step, Us};
 use super::news::News;
 use super::table::{FOREIGN_FOR, REFUSED_FOR};
-use super::talk::{Heard, Talk};
+use super::talk::{Heard, Lying, Talk};
 use super::terms::{About, Offer};
 use crate::port::share::{Party, Share};
-use crate::registry::{Call, Called, Holder, Lies, Run};
+use crate::registry::{Call, Called, Holder, Run};
 use crate::sync::lock::lock;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -86,13 +86,19 @@ impl Keeper {
     pub(super) fn look_at_meeting(&mut self, at: usize, now: Instant) {
         let meeting = &mut self.meetings[at];
         let is_late = now >= meeting.until;
-        let lies = meeting.talk.as_mut().map_or(Lies::Nothing, |talk| {
+        let lies = meeting.talk.as_mut().map_or(Lying::Nothing, |talk| {
             talk.flush(now);
             talk.look()
         });
         meeting.is_held = false;
         match lies {
-            Lies::Bytes(_) | Lies::Descriptors => {
+            Lying::Bytes(bytes, len) => {
+                if let Some(talk) = meeting.talk.take() {
+                    let heard = talk.hear_bytes(bytes, len);
+                    self.inbox.tell(meeting.number, talk, heard);
+                }
+            }
+            Lying::Descriptors => {
                 let Some(talk) = &meeting.talk else { return };
                 let Some(share) = Share::take(talk.party) else {
                     meeting.is_held = true;
@@ -103,11 +109,11 @@ impl Keeper {
                     talk.hear(share, move |talk, heard| inbox.tell(number, talk, heard));
                 }
             }
-            Lies::End => {
+            Lying::End => {
                 let ended = self.meetings.remove(at);
                 ended.into_iter().for_each(|meeting| self.fail(meeting, now));
             }
-            Lies::Nothing => self.end_late(at, is_late, now),
+            Lying::Nothing => self.end_late(at, is_late, now),
         }
     }
 

@@ -1,8 +1,8 @@
 //! Greetings over a connection: whole messages out and in, each with its descriptors.
 //!
 //! What another process sends along may be anything, and to close it can take as long as that process likes; the kernel itself closes
-//! what there is no room for. So a message is received, looked at and refused on a thread of its own ([`Talk::hear`]), within the share
-//! of its process; until then the keeper only looks whether something lies there. What is [`Heard`] closes without waiting.
+//! what there is no room for. So a message with descriptors is received, looked at and refused on a thread of its own ([`Talk::hear`]), within
+//! the share of its process; until then the keeper only looks what lies there. What is [`Heard`] closes without waiting.
 
 use super::farewell::{self, Word};
 use super::greeting::{Fault, MESSAGE, Message, Refusal};
@@ -42,6 +42,18 @@ struct Unsent {
     fds: Vec<Arc<OwnedFd>>,
     at: Instant,
     pause: Duration,
+}
+
+/// What lies in a connection.
+pub enum Lying {
+    /// Nothing, yet.
+    Nothing,
+    /// Nothing, and nothing comes any more.
+    End,
+    /// Bytes, so many of a message.
+    Bytes([u8; MESSAGE], usize),
+    /// Bytes and descriptors.
+    Descriptors,
 }
 
 /// What another process says.
@@ -119,9 +131,21 @@ impl Talk {
         farewell::keep(&self.connection)
     }
 
-    /// Whether something lies there, and what kind of thing. Takes nothing.
-    pub fn look(&self) -> Lies {
-        self.connection.peek(&mut [0])
+    /// Looks what lies there, and takes nothing.
+    pub fn look(&self) -> Lying {
+        let mut bytes = [0; MESSAGE];
+        match self.connection.peek(&mut bytes) {
+            Lies::Nothing => Lying::Nothing,
+            Lies::End => Lying::End,
+            Lies::Bytes(len) => Lying::Bytes(bytes, len),
+            Lies::Descriptors => Lying::Descriptors,
+        }
+    }
+
+    /// Receives a message that was looked at, with which no descriptor comes. Waits for nobody.
+    pub fn hear_bytes(&self, mut bytes: [u8; MESSAGE], len: usize) -> Heard {
+        self.connection.take(&mut bytes[..len]);
+        understand(&bytes, len, Vec::new())
     }
 
     /// Receives what lies there on another thread, within this share, and tells it with the connection.
@@ -161,10 +185,15 @@ fn receive(connection: &Connection) -> Heard {
         rights::Came::Message { is_cut: true, .. } => return wrong(&Fault::NoRoom),
         rights::Came::Message { len, fds, .. } => (len, fds),
     };
+    understand(&bytes, len, fds)
+}
+
+/// What so many bytes of a message say, and the descriptors that came with them.
+fn understand(bytes: &[u8; MESSAGE], len: usize, fds: Vec<OwnedFd>) -> Heard {
     if len != MESSAGE {
         return wrong(&Fault::NoMessage);
     }
-    match Message::parse(&bytes, fds.len()) {
+    match Message::parse(bytes, fds.len()) {
         Ok(message) => check(message, fds).unwrap_or_else(Heard::Wrong),
         Err(fault) => wrong(&fault),
     }
