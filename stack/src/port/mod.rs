@@ -44,7 +44,9 @@ pub use layer::{PortLayer, QueueLayer};
 pub use netdevice::interface_feature;
 pub use pair::{Steering, pair, pair_with};
 pub use spec::{HostAddress, MemifRole, PortSpec};
+pub use stall::Stall;
 pub use traits::{
     Armed, AtOnce, Build, Destination, Farewell, FlowKind, Host, NoRoute, Numbers, Port, PortQueue, Route,
     Routes, Stalled,
 };
+pub use udp::sorting;

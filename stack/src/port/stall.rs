@@ -14,7 +14,7 @@ const AGAIN: Duration = Duration::from_millis(100);
 
 /// What is known of the peer of a link.
 #[derive(Debug)]
-pub(super) struct Stall {
+pub struct Stall {
     /// Longest time for which the peer may take nothing and still counts as stalled.
     most: Duration,
     /// The position in the link that the peer had reached, and since when it has been seen there.

@@ -38,7 +38,9 @@ pub use ended::Ended;
 pub use farewell::end_links;
 pub use id::{LINKS_MAX, LinkId};
 pub use links::{Links, LinksConfig};
+pub use published::{Published, Way};
 pub use queue::{LinkQueue, Reach};
 pub use shared::LinkCounts;
+pub use table::{FOREIGN_FOR, REFUSED_FOR, Table, VACANT_FOR};
 
 pub(in crate::port) use port::open;

@@ -12,10 +12,11 @@ use std::time::Instant;
 /// Time until a run is called again, at first and at most, where its process lives and it came to no link.
 const AGAIN: Duration = Duration::from_millis(1);
 const AGAIN_MAX: Duration = Duration::from_millis(64);
-/// How long nobody is asked for a run that nobody has, for one that another user has, and for one whose process does not answer or wants no
-/// link.
+/// How long nobody is asked for a run that nobody has.
 pub const VACANT_FOR: Duration = Duration::from_millis(100);
+/// The same, for one that another user has.
 pub const FOREIGN_FOR: Duration = Duration::from_millis(100);
+/// The same, for one whose process does not answer or wants no link.
 pub const REFUSED_FOR: Duration = Duration::from_secs(1);
 
 /// A run.

@@ -25,13 +25,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use super::living::Living;
-use super::messages::{self, Addressee, Processes, Whose};
-use super::packet::IpFields;
-use super::passing::Passed;
+use super::messages::Processes;
 use super::socket::Socket;
+use super::sorting::Sorter;
 use super::steering::{self, INDEX, SERVICES};
 use super::sys;
-use crate::id::Qpn;
 use crate::registry::{Registry, RegistryError, RequestKey, Run};
 use crate::sync::lock::lock;
 use rustix::net::RecvFlags;
@@ -143,7 +141,7 @@ impl Group {
             leased: Mutex::new(first),
             is_first_given: AtomicBool::new(false),
             own,
-            living: Living::new(),
+            living: Living::new(Instant::now()),
             places: (0..queues).map(|_| places()).collect(),
             reached_at,
             strayed: AtomicU64::new(0),
@@ -240,68 +238,10 @@ impl Group {
         }
     }
 
-    /// Whether a datagram from this source address was sent by a process of this host.
-    fn is_here(&self, from: IpAddr) -> bool {
-        let from = from.to_canonical();
-        from.is_loopback() || self.reached_at.contains(&from)
-    }
-
-    /// Which process a datagram to this queue pair number is for.
-    #[inline]
-    pub fn whose(&self, qpn: Qpn, ip: &IpFields, datagram: &[u8]) -> Whose {
-        if qpn == Qpn::GSI {
-            return self.whose_message(ip, datagram);
-        }
-        if qpn.block().is_reserved() || self.has(Run::of(qpn.block())) {
-            return Whose::Ours;
-        }
-        self.whose_stray(Run::of(qpn.block()))
-    }
-
-    #[cold]
-    fn whose_message(&self, ip: &IpFields, datagram: &[u8]) -> Whose {
-        let addressee = messages::addressee(self.registry.birth(), ip, datagram);
-        let whose = messages::whose(addressee, self);
-        // The program should have chosen that process.
-        if let (Addressee::Process(run), Whose::Other(to)) = (addressee, whose)
-            && run == to
-        {
-            self.note_stray(run);
-        }
-        whose
-    }
-
-    #[cold]
-    fn whose_stray(&self, run: Run) -> Whose {
-        self.note_stray(run);
-        if self.lives(run) { Whose::Other(run) } else { Whose::Nobody }
-    }
-
-    fn note_stray(&self, run: Run) {
-        self.strayed.store(run.index() as u64 + 1, Ordering::Relaxed);
-    }
-
     /// Whether this process has leased a run.
     #[inline]
     fn has(&self, run: Run) -> bool {
         self.own[run.index() / 64].load(Ordering::Relaxed) >> (run.index() % 64) & 1 != 0
-    }
-
-    /// Whether a datagram that claims to have been passed on was passed on by a process of this host. No other host can send from such an
-    /// address, and no other user knows the birth number.
-    pub fn has_passed(&self, from: IpAddr, passed: &Passed) -> bool {
-        let is_true = self.is_here(from) && passed.birth == self.registry.birth();
-        let to = Run::of(passed.to.block());
-        if is_true && !self.has(to) {
-            // The program does not know the socket of that process.
-            self.note_stray(to);
-        }
-        is_true
-    }
-
-    /// The header for a datagram that is passed on to the process that has a run.
-    pub fn passed(&self, run: Run, hops: u8, ip: IpFields, port: u16) -> Passed {
-        Passed { birth: self.registry.birth(), to: *run.numbers().start(), hops, ip, port }
     }
 
     /// Repairs the steering if something arrived at the wrong process, or if indices, listeners or the keeper have changed.
@@ -374,7 +314,23 @@ impl Group {
     }
 }
 
+impl Sorter for Group {
+    fn birth(&self) -> u128 {
+        self.registry.birth()
+    }
+
+    fn is_here(&self, from: IpAddr) -> bool {
+        let from = from.to_canonical();
+        from.is_loopback() || self.reached_at.contains(&from)
+    }
+
+    fn note_stray(&self, run: Run) {
+        self.strayed.store(run.index() as u64 + 1, Ordering::Relaxed);
+    }
+}
+
 impl Processes for Group {
+    #[inline]
     fn is_ours(&self, run: Run) -> bool {
         self.has(run)
     }
@@ -423,6 +379,7 @@ impl Drop for Group {
 mod tests {
     use super::super::steering::PROBED;
     use super::*;
+    use crate::id::Qpn;
 
     #[test]
     fn a_probe_is_read_as_it_was_written() {

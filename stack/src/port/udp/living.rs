@@ -11,17 +11,17 @@ const BELIEVED: Duration = Duration::from_millis(100);
 /// How long the answer holds that it does not: a process that starts is not there yet, but will be soon.
 const DOUBTED: Duration = Duration::from_millis(2);
 
-/// The last answer for each run: a time, and in the lowest bit whether its holder lives. 0: there is none.
+/// The last answer for each run: a time other than 0, and in the lowest bit whether its holder lives. 0: there is none.
 #[derive(Debug)]
-pub(super) struct Living {
+pub struct Living {
     said: Box<[AtomicU64]>,
     began: Instant,
 }
 
 impl Living {
-    /// A cache without answers.
-    pub fn new() -> Self {
-        Self { said: (0..Run::COUNT).map(|_| AtomicU64::new(0)).collect(), began: Instant::now() }
+    /// A cache without answers. No time is earlier than `began`.
+    pub fn new(began: Instant) -> Self {
+        Self { said: (0..Run::COUNT).map(|_| AtomicU64::new(0)).collect(), began }
     }
 
     /// Whether a living process has a run. `may_be_held` is what the shared memory says of it now, without a system call; `ask` asks the
@@ -30,7 +30,7 @@ impl Living {
         if !may_be_held {
             return false;
         }
-        let now = now.saturating_duration_since(self.began).as_nanos() as u64;
+        let now = (now.saturating_duration_since(self.began).as_nanos() as u64).max(1);
         let said = &self.said[run.index()];
         let before = said.load(Ordering::Relaxed);
         let lived = before & 1 != 0;
@@ -39,7 +39,7 @@ impl Living {
             return lived;
         }
         let lives = ask();
-        said.store((now << 1 | u64::from(lives)).max(2), Ordering::Relaxed);
+        said.store(now << 1 | u64::from(lives), Ordering::Relaxed);
         lives
     }
 }
@@ -53,7 +53,8 @@ mod tests {
     // Goal: a process that has just started does not count as dead because it was not there before.
     #[test]
     fn what_the_memory_says_counts_at_once_and_the_kernels_word_for_a_while() {
-        let (living, start) = (Living::new(), Instant::now());
+        let start = Instant::now();
+        let living = Living::new(start);
         let [run, other] = [3, 4].map(|index| Run::at(index).unwrap());
         let has = |ms, held, says: Option<bool>| {
             living.has(run, start + ms * MS, held, || says.expect("it was asked a moment ago"))

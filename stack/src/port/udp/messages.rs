@@ -23,7 +23,7 @@ const SIDR_REQ_HEADER: usize = BODY + 16;
 
 /// Whom a message is for, by its contents.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Addressee {
+pub enum Addressee {
     /// The process that has this run.
     Process(Run),
     /// The process that listens for this service at this address, or that has had the same request before.
@@ -35,7 +35,7 @@ pub(super) enum Addressee {
 }
 
 /// Reads the addressee of a datagram to queue pair 1.
-pub(super) fn addressee(birth: u128, ip: &IpFields, datagram: &[u8]) -> Addressee {
+pub fn addressee(birth: u128, ip: &IpFields, datagram: &[u8]) -> Addressee {
     let is_mad = datagram.len() >= MAD + MAD_LEN && datagram[0] == SEND_ONLY && datagram[MAD + 1] == CLASS_CM;
     if !is_mad {
         return Addressee::Anyone;
@@ -77,7 +77,7 @@ fn asked_for(header: &[u8]) -> Option<IpAddr> {
 }
 
 /// What is known of the processes of a host.
-pub(super) trait Processes {
+pub trait Processes {
     /// Whether this process has a run.
     fn is_ours(&self, run: Run) -> bool;
     /// Whether a living process has a run.
@@ -96,7 +96,7 @@ pub(super) trait Processes {
 
 /// Which process gets a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Whose {
+pub enum Whose {
     /// This one.
     Ours,
     /// Another one.

@@ -28,6 +28,7 @@ mod rx;
 mod segmentation;
 mod shared;
 mod socket;
+pub mod sorting;
 mod sources;
 mod steering;
 mod sys;

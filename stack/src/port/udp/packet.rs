@@ -28,7 +28,7 @@ pub(super) const HEADERS_MAX: usize = L3 + IPV6_LEN + UDP_LEN;
 
 /// The fields of an IP header that a program can choose: addresses, traffic class and hop limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct IpFields {
+pub struct IpFields {
     /// Source address.
     pub src: IpAddr,
     /// Destination address.
@@ -41,7 +41,7 @@ pub(super) struct IpFields {
 
 /// A RoCEv2 packet in a frame of the stack.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Outgoing {
+pub struct Outgoing {
     /// Its IP header.
     pub ip: IpFields,
     /// UDP source port.

@@ -16,7 +16,7 @@ use super::sys::{self, Message};
 use crate::id::Qpn;
 
 /// Bytes of the header of a datagram that is passed on.
-pub(super) const LEN: usize = 68;
+pub const LEN: usize = 68;
 /// An opcode that neither a packet nor a probe has.
 const OPCODE: u8 = 0xfe;
 /// The most times that a datagram is passed on: the program may not know yet which sockets have changed places.
@@ -24,7 +24,8 @@ pub(super) const HOPS: u8 = 3;
 
 /// The header of a datagram that is passed on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Passed {
+pub struct Passed {
+    /// The birth number of the registry.
     pub birth: u128,
     /// A queue pair number of the process that it goes to.
     pub to: Qpn,
@@ -37,6 +38,7 @@ pub(super) struct Passed {
 }
 
 impl Passed {
+    /// The header's bytes.
     pub fn write(&self) -> [u8; LEN] {
         let mut bytes = [0; LEN];
         (bytes[0], bytes[1]) = (OPCODE, self.hops);
@@ -80,7 +82,7 @@ impl Passed {
     ///
     /// # Errors
     /// Those of sendmmsg(2), also if the socket has no room.
-    pub fn send(&self, socket: &Socket, port: u16, datagram: &[u8]) -> Result<()> {
+    pub(super) fn send(&self, socket: &Socket, port: u16, datagram: &[u8]) -> Result<()> {
         let front = self.write();
         let message = Message { to: socket.beside(port), control: Control::empty(), parts: 0..2 };
         sys::send(socket.fd(), &[message], &[IoSlice::new(&front), IoSlice::new(datagram)]).map(|_| ())

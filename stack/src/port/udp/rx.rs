@@ -8,19 +8,16 @@ use std::io::ErrorKind;
 
 use super::group::Group;
 use super::memberships::Membership;
-use super::messages::Whose;
 use super::packet::{DF, HEADERS_MAX, IDENTIFICATION, IpFields, headers_len, write_headers};
-use super::passing::{self, HOPS, Passed};
+use super::passing::Passed;
 use super::shared::Shared;
 use super::socket::Socket;
-use super::steering::{DEST_QP, PROBED};
+use super::sorting::{Arrived, Sorted, sort};
 use super::sys::{BUFFER, FRONT, RECEIVES, Received, receive};
 use super::translation::Senders;
 use crate::config::{LONG_PACKET, RX_BURST_BYTES};
 use crate::crc::{self, Sum};
-use crate::id::Qpn;
 use crate::port::frame::{Frame, RxBurst};
-use crate::registry::Run;
 use crate::wire::{icrc, locate_plain};
 use std::sync::Arc;
 
@@ -40,15 +37,6 @@ struct Open {
 
 /// The most datagrams of a burst that are passed on to other processes.
 const PASSES: usize = 64;
-
-/// A datagram in the buffers, and what the kernel says of it.
-struct Arrived {
-    ip: IpFields,
-    port: u16,
-    at: Range<usize>,
-    /// How often other processes have passed it on.
-    hops: u8,
-}
 
 /// The receiving half of a queue.
 pub(super) struct Receiver {
@@ -210,9 +198,9 @@ impl Receiver {
             self.open = None;
         }
         if let Some(group) = &shared.group {
-            let arrived = Arrived { ip: fields, port, at: from..end, hops: 0 };
-            let Some(ours) = self.sort(shared, group, arrived) else { return Err(frame) };
-            (fields, port, from) = (ours.ip, ours.port, ours.at.start);
+            let arrived = Arrived::new(fields, port);
+            let Some(ours) = self.sort(shared, group, arrived, from..end) else { return Err(frame) };
+            (fields, port, from) = (ours.ip, ours.port, from + ours.front);
         }
         // The headers overwrite what precedes the datagram: unused bytes, or the datagram before it, which is in a frame by now.
         let start = from - headers_len(fields.dst.is_ipv6());
@@ -239,51 +227,36 @@ impl Receiver {
         Ok(frame)
     }
 
-    /// Returns a datagram as it arrived at the host, if it may be for a queue pair of this process. Otherwise passes it on or drops it, or
-    /// takes note of it as a probe.
-    fn sort(&mut self, shared: &Shared, group: &Group, mut arrived: Arrived) -> Option<Arrived> {
-        let mut datagram = &self.buffers[arrived.at.clone()];
-        if let Some(passed) = Passed::read(datagram)
-            && group.has_passed(arrived.ip.src, &passed)
-        {
-            datagram = &datagram[passing::LEN..];
-            let at = arrived.at.start + passing::LEN..arrived.at.end;
-            arrived = Arrived { ip: passed.ip, port: passed.port, at, hops: passed.hops };
-            // The rest of the code relies on addresses of one family and on at least one byte.
-            if datagram.is_empty() || arrived.ip.src.is_ipv6() != arrived.ip.dst.is_ipv6() {
-                shared.counters[self.index].rx_dropped.add(1);
-                return None;
+    /// Returns how the datagram at this place in the buffers arrived at the host, if it may be for a queue pair of this process. Otherwise
+    /// passes it on or drops it, or takes note of it as a probe.
+    fn sort(
+        &mut self,
+        shared: &Shared,
+        group: &Group,
+        arrived: Arrived,
+        at: Range<usize>,
+    ) -> Option<Arrived> {
+        let counters = &shared.counters[self.index];
+        let (arrived, sorted) = sort(arrived, &self.buffers[at.clone()], group);
+        let at = at.start + arrived.front..at.end;
+        match sorted {
+            Sorted::Ours => return Some(arrived),
+            Sorted::PassOn(passed) => self.pass_on(shared, &passed, at),
+            Sorted::Stray => counters.rx_strayed.add(1),
+            Sorted::Nothing => counters.rx_dropped.add(1),
+            Sorted::Probe => {
+                group.note(self.index, self.asked(shared), arrived.ip.src, &self.buffers[at]);
             }
-        }
-        // A datagram too short for a destination queue pair is for nobody, and is counted like all others that are no RoCE packets.
-        let Some(word) = datagram.get(DEST_QP..).and_then(|from| from.first_chunk()) else {
-            return Some(arrived);
-        };
-        let number = Qpn::new(u32::from_be_bytes(*word));
-        if number == Qpn::MULTICAST {
-            return Some(arrived); // each process has a copy
-        }
-        if number == PROBED {
-            group.note(self.index, self.asked(shared), arrived.ip.src, datagram);
-            return None;
-        }
-        match group.whose(number, &arrived.ip, datagram) {
-            Whose::Ours => return Some(arrived),
-            Whose::Other(run) => self.pass_on(shared, group, &arrived, run),
-            Whose::Nobody => shared.counters[self.index].rx_strayed.add(1),
         }
         None
     }
 
-    /// Passes a datagram on to the process that has a run.
+    /// Passes the datagram at this place in the buffers on.
     #[cold]
-    fn pass_on(&mut self, shared: &Shared, group: &Group, arrived: &Arrived, run: Run) {
-        let Arrived { ip, port, at, hops } = arrived;
+    fn pass_on(&mut self, shared: &Shared, passed: &Passed, at: Range<usize>) {
         let (counters, socket) = (&shared.counters[self.index], &self.sockets(shared)[0]);
-        let may = *hops < HOPS && self.passes > 0 && at.len() <= shared.max_frame;
-        let datagram = &self.buffers[at.clone()];
-        let passed = group.passed(run, hops.saturating_add(1), *ip, *port);
-        if may && passed.send(socket, shared.port, datagram).is_ok() {
+        let may = self.passes > 0 && at.len() <= shared.max_frame;
+        if may && passed.send(socket, shared.port, &self.buffers[at]).is_ok() {
             self.passes -= 1;
             counters.passed_on.add(1);
         } else {
