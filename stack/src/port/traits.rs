@@ -165,8 +165,8 @@ pub trait Routes {
 
     /// Returns a route that has ended: its peer is gone, and everything that it sent has been received. `None` if there is none. The next
     /// call may give its number to another link. Before that call, the caller stops using the route and hands over
-    /// ([`tx_burst`](PortQueue::tx_burst)) the frames that wait for it. The stack calls this every few turns once the port has returned a
-    /// route other than the default one.
+    /// ([`tx_burst`](PortQueue::tx_burst)) the frames that wait for it. The stack calls this every few turns,
+    /// for each queue, whether or not it has used a route.
     fn next_ended(&mut self) -> Option<Route>;
 }
 

@@ -54,7 +54,9 @@ pub(super) struct Outbox {
     spare: Option<Frame>,
     /// Frames of this turn that left before its end: built in the port's own memory, or queued ahead of such frames.
     sent_early: usize,
-    /// Turns since the port first had several routes.
+    /// Whether the port has routes that may end, of which this shard may have used none.
+    has_links: bool,
+    /// Turns of such a port.
     turns: u32,
 }
 
@@ -62,8 +64,9 @@ pub(super) struct Outbox {
 const ENDED_EVERY: u32 = 16;
 
 impl Outbox {
-    pub fn new(queue: Box<dyn PortQueue>) -> Self {
+    pub fn new(mut queue: Box<dyn PortQueue>) -> Self {
         Self {
+            has_links: queue.routes().is_some(),
             queue,
             first: Backlogs::default(),
             others: Others::default(),
@@ -114,10 +117,11 @@ impl Outbox {
         self.queue.routes()?.longest_segment()
     }
 
-    /// Whether to call [`next_ended`](Self::next_ended) now: every few turns, if there are several routes.
+    /// Whether it is time to ask for [`next_ended`](Self::next_ended): every few turns, where there are several routes. Also if this shard
+    /// has used none of them: what nobody asks for is kept, and the port does not let a thread sleep.
     #[inline]
     pub fn asks_for_ended(&mut self) -> bool {
-        if !self.has_routes() {
+        if !self.has_links {
             return false;
         }
         self.turns = self.turns.wrapping_add(1);
@@ -542,8 +546,8 @@ fn other<'a>(
 mod tests {
     use super::*;
     use crate::config::{QP_TX_BUDGET, TX_REFUSED};
-    use crate::port::QueueLayer;
     use crate::port::limited::Limited;
+    use crate::port::{QueueLayer, Routes};
     use crate::shard::tx::writer::source::Responses;
     use crate::wire::Discard;
 
@@ -630,9 +634,37 @@ mod tests {
     /// A port with several links; each takes the given number of frames.
     struct Several([usize; 3]);
 
+    impl Routes for Several {
+        fn route_to(&mut self, _: Destination) -> Result<Route, NoRoute> {
+            Err(NoRoute::Pending)
+        }
+        fn segment_on(&mut self, _: Route) -> Option<Mtu> {
+            None
+        }
+        fn longest_segment(&mut self) -> Option<Mtu> {
+            None
+        }
+        fn next_ended(&mut self) -> Option<Route> {
+            Some(Route(2))
+        }
+    }
+
+    // A port keeps what it has to tell, and lets no thread sleep meanwhile: it is asked by shards that never used a route, too.
+    #[test]
+    fn a_port_with_links_is_asked_for_those_that_ended_whoever_used_them() {
+        let asked = |out: &mut Outbox| (0..2 * ENDED_EVERY).filter(|_| out.asks_for_ended()).count();
+        let mut several = Outbox::new(Box::new(Several([9, 9, 9])));
+        assert!(!several.has_routes());
+        assert_eq!((asked(&mut several), several.next_ended()), (2, Some(Route(2))));
+        assert_eq!(asked(&mut outbox(1)), 0, "it has one link");
+    }
+
     impl QueueLayer for Several {
         fn inner(&mut self) -> &mut dyn PortQueue {
             unreachable!("nothing else is asked")
+        }
+        fn routes(&mut self) -> Option<&mut dyn Routes> {
+            Some(self)
         }
         fn tx_burst(&mut self, Route(route): Route, frames: &mut TxBurst) -> usize {
             let takes = &mut self.0[usize::from(route)];
