@@ -105,8 +105,12 @@ impl Peers {
                         choose_segment(host, qp);
                     }
                     Err(NoRoute::Pending) if waits => self.unrouted.add(qp.slot),
-                    Err(NoRoute::Nobody) => return waits.then_some(RetryCause::PeerEnded),
-                    Err(NoRoute::Pending) => {}
+                    Err(NoRoute::Nobody) if waits => {
+                        // Also where there was no link yet whose end would say so.
+                        host.shared.ended_peers.add(qp.qpn);
+                        return Some(RetryCause::PeerEnded);
+                    }
+                    Err(NoRoute::Pending | NoRoute::Nobody) => {}
                 }
                 None
             }
