@@ -218,8 +218,12 @@ impl Shard {
             return env.agenda.mark_ready(qp);
         }
         let waited = !qp.is_reachable();
-        env.resolve(qp);
+        let fails = env.resolve(qp).is_some();
         env.agenda.unpark(qp);
+        // One that waits on has nothing to do, and is visited again.
+        if !qp.is_reachable() && !fails {
+            return;
+        }
         // Both directions resume, whether a request, an answer or a packet of the peer led to the next hop.
         if waited || qp.sq_done != qp.sq.0.published() {
             env.agenda.mark_ready(qp);
