@@ -88,7 +88,7 @@ impl QpnBlock {
         Qpn(((self.0 as u32) << Self::BITS) | (low % Self::NUMBERS))
     }
     /// Whether numbers in it mean something to every host: the first block and the last one.
-    pub(crate) const fn is_reserved(self) -> bool {
+    pub const fn is_reserved(self) -> bool {
         matches!(self.0, 0 | 0xfff)
     }
 }

@@ -27,6 +27,7 @@ mod rc_window;
 mod rc_wire;
 mod rxe_model;
 mod sim_cases;
+mod sim_hosts;
 mod sim_neighbours;
 mod sim_registry;
 mod sim_relay;

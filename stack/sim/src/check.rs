@@ -47,6 +47,10 @@ pub const CHECKERS: &[(&str, &str)] = &[
     ("each fault of a link reaches the other side", "each_link_fault_reaches_the_other_side"),
     ("each fault of a port reaches the shard", "each_port_fault_reaches_the_shard"),
     ("each fault and each mark happens", "q60_seeds"),
+    (
+        "what the processes of a host get is theirs, once; each death is noticed, and no other connection ends",
+        "checkers_of_hosts_notice",
+    ),
 ];
 
 /// The error is the complaint, for a report.
@@ -590,6 +594,7 @@ mod tests {
             include_str!("lossy.rs"),
             include_str!("memory.rs"),
             include_str!("../../tests/sim_cases.rs"),
+            include_str!("../../tests/sim_hosts.rs"),
             include_str!("../../tests/sim_neighbours.rs"),
             include_str!("../../tests/sim_seeds.rs"),
         ];

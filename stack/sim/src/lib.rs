@@ -12,6 +12,7 @@
 //! - [`fuzz`]: any bytes as packets, calls or attributes; used by fuzzers and by the replay of their findings.
 //! - [`mads::MadWorld`]: connection managers alone, on a link for MADs, where a [third host](forger) forges;
 //!   [`manager::Manager`]: one behind the queue pair 1 of a node, whose MADs go through shards.
+//! - [`hosts`]: hosts of several processes each, with links between them, that start, stop and are killed.
 //! - [`registry::run`]: the processes of a host, which join its registry, stop, fork and die.
 //! - [`workload::run`]: a whole random run of one seed: which faults are on and how often ([`swarm`]), connections that are
 //!   drained, broken and made anew, RC ([`flow`]), UC and UD ([`lossy`]), with every [checker](check::CHECKERS).
@@ -25,6 +26,7 @@ pub mod forger;
 pub mod fuzz;
 #[cfg(not(miri))]
 pub mod host_liar;
+pub mod hosts;
 pub mod layout;
 pub mod liar;
 pub mod link;

@@ -50,8 +50,11 @@ impl Manager {
     /// # Panics
     /// If the node has a queue pair 1 already.
     pub fn new(world: &mut World, node: usize, config: Config) -> Self {
-        let now = world.now;
-        let n = &mut world.nodes[node];
+        Self::of(&mut world.nodes[node], node, world.now, config)
+    }
+
+    /// The same, of a node that is in no world; `index` is its number.
+    pub fn of(n: &mut Node, index: usize, now: Instant, config: Config) -> Self {
         let cq = n.create_cq(4 * DEPTH as u32);
         let depth = DEPTH as u32;
         let kind = QpConfig { ty: QpType::Gsi, send_depth: depth, recv_depth: depth, ..QpConfig::default() };
@@ -66,7 +69,7 @@ impl Manager {
         for slot in 0..DEPTH {
             post(n, qp, recv, slot as u64);
         }
-        Self { machine, node, qp, cq, send, recv, free: (0..DEPTH as u64).collect() }
+        Self { machine, node: index, qp, cq, send, recv, free: (0..DEPTH as u64).collect() }
     }
 
     /// The path to another node.
@@ -79,8 +82,11 @@ impl Manager {
     /// # Panics
     /// If a datagram completes with an error.
     pub fn turn(&mut self, world: &mut World) {
-        let now = world.now;
-        let n = &mut world.nodes[self.node];
+        self.turn_of(&mut world.nodes[self.node], world.now);
+    }
+
+    /// The same, with the node.
+    pub fn turn_of(&mut self, n: &mut Node, now: Instant) {
         for cqe in n.poll_cq(self.cq, 2 * DEPTH) {
             let status = super::check::status(&cqe);
             assert_eq!(status, WcStatus::Success, "queue pair 1 of node {}", self.node);

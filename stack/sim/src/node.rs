@@ -14,6 +14,7 @@ use stack::device::{
 use stack::id::{Gid, Mac, Mtu, PdId, QpState, QpType, Qpn};
 use stack::mem::{Access, Bind, KeyFault, MwType, Sge, inc_rkey, sge};
 use stack::net::NetConfig;
+use stack::port::Port;
 use stack::proto::address::{Source, UD_ADDR_GRANULES, UdAddress};
 use stack::proto::attr::{AhAttr, AttrMask, GlobalRoute, QpAttr, QpCap};
 use stack::proto::state::{ModifyError, QP_ACCESS_FLAGS, required};
@@ -343,12 +344,31 @@ impl Node {
         let special = config.index % 2 == 1;
         let net = net_config(config.index, config.ipv6);
         let (port, wires) = SimPort::new(net.mac, config.mtu, config.shards, config.buffers, special);
-        let clock = Arc::new(AtomicU64::new(now.as_nanos()));
-        let port: Box<dyn stack::port::Port> =
+        let port: Box<dyn Port> =
             Box::new(port.with_window(config.window).like_sockets(config.own_source_ports));
+        let shards = config.shards;
+        let node = Self::open(config, DeviceConfig::new(port).addrs(net.addrs), wires, now, &mut rng);
+        for shard in (0..shards).filter(|_| special) {
+            node.device.with_shard(shard, |shard| shard.prefetch_from(0));
+        }
+        node
+    }
+
+    /// A process of a host, whose addresses are those of this port. The second one counts as the node's.
+    pub fn on_host(config: NodeConfig, port: Box<dyn Port>, now: Instant, mut rng: Rng) -> Self {
+        Self::open(config, DeviceConfig::new(port), Vec::new(), now, &mut rng)
+    }
+
+    fn open(
+        config: NodeConfig,
+        device: DeviceConfig,
+        wires: Vec<SimWire>,
+        now: Instant,
+        rng: &mut Rng,
+    ) -> Self {
+        let clock = Arc::new(AtomicU64::new(now.as_nanos()));
         let device = Device::open(
-            DeviceConfig::new(port)
-                .addrs(net.addrs)
+            device
                 .vlan(config.vlan)
                 .shards(config.shards)
                 .drive(Drive::Embedded)
@@ -357,14 +377,11 @@ impl Node {
                 .qps_per_shard(config.qps_per_shard),
         )
         .expect("the configuration is good");
-        for shard in (0..config.shards).filter(|_| special) {
-            device.with_shard(shard, |shard| shard.prefetch_from(0));
-        }
         let xrcd = device.open_xrcd(&XrcdInitAttr::anonymous()).expect("a new domain");
         let shared = device.shared().clone();
         let mut node = Self {
             config,
-            mac: net.mac,
+            mac: shared.mac,
             gid: device.gids()[usize::from(SGID_INDEX)],
             shared,
             wires,
@@ -732,6 +749,11 @@ impl Node {
     /// Changes only the state of a queue pair.
     pub fn modify_state(&mut self, now: Instant, qp: QpId, to: QpState) -> Result<(), ModifyError> {
         self.modify(now, qp, &QpAttr { qp_state: to, ..QpAttr::default() }, AttrMask::STATE)
+    }
+
+    /// Takes the queue pairs whose peer was a process of this host that has ended.
+    pub fn take_ended_peers(&self) -> Vec<Qpn> {
+        self.device.take_ended_peers()
     }
 
     /// Starts a check whether the peer of a queue pair still has its queue pair.

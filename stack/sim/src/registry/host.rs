@@ -5,7 +5,7 @@
 //! drops meanwhile changes nothing.
 
 use stack::port::fault::rng::Rng;
-use stack::registry::{Answer, Found, Kernel, LEASE_WORDS, Name, RegistryError, Run, Words};
+use stack::registry::{Answer, Found, Kernel, LEASE_WORDS, Name, RegistryError, Run, WORDS, Words};
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -56,6 +56,8 @@ pub struct State {
     turn: Pid,
     sockets: BTreeMap<Name, Socket>,
     next_socket: u64,
+    /// Whoever asks the system goes on at once: the caller says who runs next.
+    is_driven: bool,
 }
 
 /// A process.
@@ -213,9 +215,18 @@ impl Host {
             turn: 0,
             sockets: BTreeMap::new(),
             next_socket: 0,
+            is_driven: false,
         };
         state.spawn(true);
         Arc::new(Self(Mutex::new(state)))
+    }
+
+    /// A host whose processes are no threads: the caller has one of them do something, to its end, and then another one. Time passes as
+    /// the caller says, and while somebody waits. The memory has room for all that a registry knows.
+    pub fn driven(seed: u64) -> Arc<Self> {
+        let host = Self::new(seed, None);
+        host.state().is_driven = true;
+        host
     }
 
     /// The host, between two steps.
@@ -226,6 +237,11 @@ impl Host {
     /// Lets others run, and returns when it is this one's turn; never, if it was killed.
     pub fn step(&self, pid: Pid) {
         let mut state = self.state();
+        if state.is_driven {
+            assert!(state.processes[pid].is_alive, "process {pid} was killed");
+            (state.steps, state.now) = (state.steps + 1, state.now + STEP_NS);
+            return;
+        }
         if state.processes[pid].is_alive {
             state.pick(pid);
         }
@@ -322,10 +338,15 @@ impl core::fmt::Debug for SimMemory {
 
 impl Words for SimMemory {
     fn word(&self, index: usize) -> &AtomicU64 {
-        if self.kernel.state().rng.one_in(16) {
-            self.kernel.step();
-        }
         let mut state = self.kernel.state();
+        if state.is_driven {
+            return &self.words[index];
+        }
+        if state.rng.one_in(16) {
+            drop(state);
+            self.kernel.step();
+            state = self.kernel.state();
+        }
         if state.is_stormy {
             self.words[index].store(state.rng.next(), Ordering::Relaxed);
         }
@@ -358,7 +379,13 @@ impl SimKernel {
     }
 
     fn block_until(&self, time: u64) {
-        self.state().processes[self.pid].wakes_at = time;
+        let mut state = self.state();
+        if state.is_driven {
+            state.now = state.now.max(time);
+            return;
+        }
+        state.processes[self.pid].wakes_at = time;
+        drop(state);
         self.step();
         self.state().processes[self.pid].wakes_at = 0;
     }
@@ -504,6 +531,7 @@ impl Kernel for SimKernel {
 
     fn make(&self) -> Result<SimMemory, RegistryError> {
         self.step();
-        Ok(self.memory((0..LEASE_WORDS).map(|_| AtomicU64::new(0)).collect()))
+        let words = if self.state().is_driven { WORDS } else { LEASE_WORDS };
+        Ok(self.memory((0..words).map(|_| AtomicU64::new(0)).collect()))
     }
 }
