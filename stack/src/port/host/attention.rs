@@ -1,5 +1,5 @@
-//! Which links a shard looks at: the few that bring something, in each burst, and those of which there are news. And what it tells
-//! others: that there is something, and to wake up.
+//! Which links a shard polls: the few busy ones in each burst, and those with a notification. And what it signals to peers: notifications
+//! and wake-ups.
 
 use super::id::{LinkId, Links};
 use super::news::TOGETHER;
@@ -10,17 +10,17 @@ use crate::port::memif::ring::Attention;
 use crate::sync::news;
 use std::time::Instant;
 
-/// Bursts without a frame from such a link until it is looked at no more, where there are others.
+/// Bursts without a frame after which a link is no longer polled in each burst, if there are others.
 const NEAR_FOR: u32 = 4096;
 
 impl LinkQueue {
-    /// Whether there are news of any link.
+    /// Whether any link has a notification.
     #[inline]
     pub(super) fn has_news(&self) -> bool {
         self.shared.news.has_any(self.index, self.pieces())
     }
 
-    /// The links of which there are news.
+    /// The links with a notification.
     #[inline]
     pub(super) fn told(&self) -> Links {
         let mut links = Links::default();
@@ -30,17 +30,17 @@ impl LinkQueue {
         links
     }
 
-    /// How many pieces of the page of news are in use.
+    /// How many groups of sixteen bytes of the notification page are in use.
     #[inline]
     fn pieces(&self) -> usize {
         self.order.last().map_or(0, |last| usize::from(*last) / TOGETHER + 1)
     }
 
-    /// Receives a turn's frames from a link; returns how many.
+    /// Receives up to [`TURN`] frames from a link, and returns how many.
     #[inline]
     pub(super) fn look_at(&mut self, link: u8, is_told: bool, out: &mut RxBurst) -> usize {
         if is_told {
-            // First: what is sent from now on is told again.
+            // Cleared before the ring is read: frames that arrive from now on set it again.
             self.shared.news.take(self.index, LinkId(link));
         }
         let got = self.receive_from(link, TURN, out);
@@ -58,7 +58,7 @@ impl LinkQueue {
         got
     }
 
-    /// Looks at a link in each burst from now on.
+    /// Has a link polled in each burst from now on.
     #[cold]
     fn look_often(&mut self, link: u8) {
         if let Some(end) = &mut self.ends[usize::from(link)]
@@ -68,19 +68,19 @@ impl LinkQueue {
         }
     }
 
-    /// Looks at a link only when there are news of it.
+    /// Has a link polled only after a notification.
     #[cold]
     fn look_away(&mut self, link: u8) {
         self.near.retain(|near| *near != link);
         if let Some(end) = &mut self.ends[usize::from(link)] {
             end.look_when(Attention::News);
             news::quiet();
-            // The next burst looks once more.
+            // Has the next burst poll the link once more.
             self.shared.news.tell(self.index, LinkId(link));
         }
     }
 
-    /// Has the next bursts look at all links, each once, if it is time for that.
+    /// Sets a notification for each link, so that the next bursts poll all of them, if the interval is over.
     #[cold]
     pub(super) fn tell_of_all(&mut self) {
         let now = Instant::now();
@@ -94,7 +94,7 @@ impl LinkQueue {
         }
     }
 
-    /// Something was sent on a link. `sleeps`: its receiver does not look at it all the time.
+    /// Frames were sent on a link. `sleeps`: the receiver does not poll it in each burst.
     #[inline]
     pub(super) fn has_sent(&mut self, link: u8, sleeps: bool) {
         if sleeps {
@@ -108,7 +108,7 @@ impl LinkQueue {
         }
     }
 
-    /// Looks again whether those are awake to whom something was sent before it was looked last.
+    /// Checks again for sleeping receivers, among the links on which frames were sent before the last check.
     #[cold]
     pub(super) fn look_again(&mut self) {
         for link in core::mem::take(&mut self.owed) {
@@ -123,7 +123,7 @@ impl LinkQueue {
         }
     }
 
-    /// Tells the process at the other end that there is something, and wakes it if it sleeps.
+    /// Sets the notification of the peer, and wakes the peer if it sleeps.
     #[cold]
     pub(super) fn tell(&self, link: u8) {
         let Some(end) = &self.ends[usize::from(link)] else { return };

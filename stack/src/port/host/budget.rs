@@ -1,7 +1,7 @@
-//! The memory of the links of a process: the buffers in which it sends, from one budget.
+//! The memory in which the links of a process send: send buffers, from one budget.
 //!
-//! A ring uses few buffers at first ([`FIRST`]). It gets twice as many each time all are in flight, as long as that is not more than a
-//! share of what is left of the budget: so the first rings that want many leave some for all others. What a ring has not used for a
+//! A ring uses few buffers at first ([`FIRST`]). Each time all of them are in flight it gets twice as many, unless that exceeds a fixed
+//! fraction of the rest of the budget: so the first rings that need many leave some for the others. Memory that a ring has not used for a
 //! while goes back to the system.
 
 use crate::port::memif::shm::Region;
@@ -9,11 +9,11 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
-/// Buffers that a ring uses at first, and when it was idle.
+/// Buffers that a ring uses at first and after it was idle.
 pub const FIRST: u16 = 4;
-/// Bytes of a process, beyond those.
+/// Bytes that all rings of a process may use beyond [`FIRST`].
 const BYTES: usize = 64 << 20;
-/// A ring may have one part in so many of what is left.
+/// A ring may have 1/`SHARE` of the rest of the budget.
 const SHARE: usize = 16;
 
 /// The budget of a process.
@@ -29,13 +29,13 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// Whether some of it is in use.
+    /// Whether a ring has memory of the budget.
     pub fn is_used(&self) -> bool {
         self.left.load(Ordering::Relaxed) < BYTES
     }
 }
 
-/// What a ring has of a budget, until this is dropped.
+/// Memory that a ring has of a budget, until this is dropped.
 #[derive(Debug)]
 pub struct Grant {
     budget: Arc<Budget>,
@@ -43,12 +43,12 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// Nothing of it.
+    /// A grant of no bytes.
     pub fn new(budget: &Arc<Budget>) -> Self {
         Self { budget: Arc::clone(budget), bytes: 0 }
     }
 
-    /// Takes so many bytes more; returns whether there were as many.
+    /// Takes `bytes` more; returns whether the budget allows it.
     pub fn take(&mut self, bytes: usize) -> bool {
         let all = self.bytes + bytes;
         let rest = |left: usize| (all <= left / SHARE).then(|| left - bytes);
@@ -66,7 +66,7 @@ impl Drop for Grant {
     }
 }
 
-/// Memory of a link that is not used any more.
+/// Memory of a link that is no longer used.
 pub struct Unused {
     region: Arc<Region>,
     bytes: Range<usize>,
@@ -74,14 +74,14 @@ pub struct Unused {
 }
 
 impl Unused {
-    /// These bytes, for which this was granted.
+    /// These bytes of `region`, to which `grant` belongs.
     pub fn new(region: &Arc<Region>, bytes: Range<usize>, grant: Grant) -> Self {
         Self { region: Arc::clone(region), bytes, _grant: grant }
     }
 }
 
 impl Drop for Unused {
-    /// Gives the memory back to the system: some tens of microseconds.
+    /// Returns the memory to the system, which takes some tens of microseconds.
     fn drop(&mut self) {
         self.region.discard(self.bytes.clone());
     }
@@ -91,7 +91,7 @@ impl Drop for Unused {
 mod tests {
     use super::*;
 
-    /// What so many rings get that all double what they have as often as they can, the first one first.
+    /// Bytes that each ring gets if all double what they have as often as they can, the first ring first.
     fn all(rings: usize, first: usize) -> Vec<usize> {
         let budget = Arc::new(Budget::default());
         let mut grants: Vec<Grant> = (0..rings).map(|_| Grant::new(&budget)).collect();

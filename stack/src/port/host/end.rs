@@ -1,4 +1,4 @@
-//! One shard's end of a link: the ring on which it sends, and those from which it receives.
+//! One shard's end of a link: the ring on which it sends, and the rings from which it receives.
 
 use super::budget::{Budget, FIRST, Grant, Unused};
 use super::shared::Link;
@@ -23,29 +23,29 @@ use std::sync::{Arc, Weak};
 pub(super) struct End {
     /// The link.
     pub link: Arc<Link>,
-    /// The rings that lead here.
+    /// The rings from which this shard receives.
     pub rx: Vec<Rx>,
-    /// The ring to the other process.
+    /// The ring on which it sends.
     pub tx: TxEnd,
-    /// What the ring has of the budget, and what it gave up of its memory, until that is done.
+    /// The ring's share of the memory budget; and memory of the ring that waits for the keeper to return it to the system.
     grant: Grant,
     given_up: Weak<Unused>,
-    /// The next slot when it was looked at last.
+    /// The ring's next slot at the last check for idle links.
     sent_before: u16,
-    /// Whether that takes what waits for it.
+    /// Detects that the peer consumes no frames.
     pub stall: Stall,
-    /// Whether the rings are looked at in each burst, and how many brought nothing.
+    /// Whether the rings are polled in each burst, and how many polls in a row found nothing.
     pub is_near: bool,
     pub idle: u32,
-    /// Whether a sleep of the shard ends with a wake-up by the other process.
+    /// Whether the shard's epoll instance has the link's socket.
     pub is_watched: bool,
 }
 
 impl End {
-    /// That of a shard, of so many.
+    /// The end of shard `shard`, of `shards` in this process.
     ///
     /// # Errors
-    /// Its rings are not in its memory.
+    /// The rings are outside the link's memory.
     pub fn new(
         link: Arc<Link>,
         shard: usize,
@@ -77,10 +77,10 @@ impl End {
         })
     }
 
-    /// Sends frames as long as there is room.
+    /// Sends frames until the ring is full; uses more buffers if the budget allows.
     ///
     /// # Errors
-    /// The other process moved an index to where it cannot be.
+    /// The peer set an index to an impossible value.
     #[inline]
     pub fn send(&mut self, frames: &[Frame], keeper: &EventFd) -> Result<Burst, Impossible> {
         let mut done = self.tx.burst(frames)?;
@@ -93,7 +93,7 @@ impl End {
         Ok(done)
     }
 
-    /// Has frames built: see [`Tx::build`].
+    /// Has `builder` build frames in the ring: see [`Tx::build`].
     ///
     /// # Errors
     /// As [`send`](Self::send).
@@ -106,14 +106,14 @@ impl End {
     ) -> Result<Option<ArrayVec<u32, TX_BURST>>, Impossible> {
         let lens = self.tx.build(most, builder)?;
         if self.tx.wants_more() && self.use_more(keeper) {
-            // All buffers were in flight, so nothing was built.
+            // All buffers were in flight, so the first call built nothing.
             return self.tx.build(most, builder);
         }
         Ok(lens)
     }
 
-    /// All buffers are in flight: uses more of them, if the budget has them. Returns whether it does. The keeper sees to it that a shard
-    /// that sleeps looks whether they are still needed.
+    /// Uses more buffers, as all are in flight, if the budget allows. Returns whether it does. Also wakes the keeper, which then wakes
+    /// sleeping shards periodically, so that they return buffers that are idle.
     #[cold]
     fn use_more(&mut self, keeper: &EventFd) -> bool {
         let more = self.tx.bytes_of(0..self.tx.count());
@@ -125,7 +125,7 @@ impl End {
         has_more
     }
 
-    /// Uses few buffers again, if nothing was sent since this was called last. Returns the others.
+    /// Goes back to few buffers, if nothing was sent since the last call. Returns the memory of the others.
     pub fn use_few_when_idle(&mut self, budget: &Arc<Budget>) -> Option<Arc<Unused>> {
         let next = self.tx.next();
         let is_idle = core::mem::replace(&mut self.sent_before, next) == next;
@@ -139,10 +139,10 @@ impl End {
         Some(unused)
     }
 
-    /// Receives up to so many frames.
+    /// Receives up to `most` frames from each ring.
     ///
     /// # Errors
-    /// The other process moved an index to where it cannot be.
+    /// The peer set an index to an impossible value.
     pub fn receive(
         &mut self,
         most: usize,
@@ -159,18 +159,18 @@ impl End {
         Ok(all)
     }
 
-    /// Says when the rings are looked at.
+    /// Publishes when this shard polls the rings: in each burst, or after a notification.
     pub fn look_when(&mut self, attention: Attention) {
         (self.is_near, self.idle) = (attention == Attention::Polled, 0);
         self.rx.iter_mut().for_each(|rx| rx.look_when(attention));
     }
 
-    /// Whether there is something left to receive.
+    /// Whether a ring holds frames that were not received.
     pub fn has_more(&self) -> bool {
         self.rx.iter().any(|rx| rx.unread() > 0)
     }
 
-    /// Gives the slots of what was received back to the other process.
+    /// Returns the slots of received frames to the peer.
     pub fn give_back(&mut self) {
         self.rx.iter_mut().for_each(Rx::give_back);
     }

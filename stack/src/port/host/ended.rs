@@ -1,4 +1,4 @@
-//! What is left of a link that has ended: frames that had arrived, and then the word of its end.
+//! A link that has ended: the frames that had arrived, and then the report of its end.
 
 use super::id::LinkId;
 use super::shared::Link;
@@ -9,8 +9,8 @@ use crate::port::stock::Stock;
 use crate::registry::Run;
 use std::sync::Arc;
 
-/// A link has ended, and all that had arrived on it was received. Drop this when the link is named nowhere any more: its number may be
-/// another link's then.
+/// The report that a link has ended, after all frames that had arrived were received. Drop it when nothing refers to the link any more:
+/// another link may get its number then.
 pub struct Ended(Arc<Link>);
 
 impl Ended {
@@ -19,12 +19,12 @@ impl Ended {
         self.0.id
     }
 
-    /// The process that was at its other end; 0: it was not visible from here.
+    /// The peer process; 0 if it was not visible from this PID namespace.
     pub fn pid(&self) -> u32 {
         self.0.pid
     }
 
-    /// The runs to which it led.
+    /// The runs to which the link led.
     pub fn runs(&self) -> Vec<Run> {
         self.0.runs()
     }
@@ -39,7 +39,7 @@ impl core::fmt::Debug for Ended {
     }
 }
 
-/// A link that has ended, until what had arrived is received.
+/// A link that has ended, until the frames that had arrived are received.
 pub(super) struct Ending {
     link: Arc<Link>,
     left: Vec<Left>,
@@ -67,7 +67,7 @@ impl Ending {
         all
     }
 
-    /// The word of its end, if all was received.
+    /// The report of the link's end, once all frames were received; else `self`.
     pub fn end(self) -> Result<Ended, Self> {
         if self.left.is_empty() { Ok(Ended(self.link)) } else { Err(self) }
     }

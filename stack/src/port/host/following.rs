@@ -1,4 +1,4 @@
-//! How a shard follows the links of its process: it takes its ends of new ones, and gives up those of links that have ended.
+//! How a shard tracks the links of its process: it takes its ends of new links, and releases its ends of links that have ended.
 
 use super::end::End;
 use super::ended::Ending;
@@ -17,9 +17,9 @@ impl LinkQueue {
             if link.take(self.index) {
                 let Shared { queues, stall, budget, .. } = &*self.shared;
                 let end = End::new(Arc::clone(&link), self.index, *queues, *stall, budget);
-                // Its rings are in its memory: that was checked when it was made.
+                // `End::new` fails only if the rings are outside the link's memory, which was checked when the link was made.
                 self.ends[at] = end.ok().map(Box::new);
-                // It may have been used already.
+                // The peer may have sent on the link already.
                 self.shared.news.tell(self.index, link.id);
             }
             if link.is_over()
@@ -31,7 +31,7 @@ impl LinkQueue {
         self.settle();
     }
 
-    /// Tells of links of which nothing is left, and lists those that there are.
+    /// Queues the end of each link from which everything was received, and rebuilds the list of links.
     pub(super) fn settle(&mut self) {
         for ending in core::mem::take(&mut self.ending) {
             match ending.end() {
@@ -54,7 +54,8 @@ impl LinkQueue {
         }
     }
 
-    /// The other process writes what cannot be: nothing of it is read any more. It is listed until the next [`settle`](Self::settle).
+    /// The peer writes impossible values: the shard reads nothing of the link any more, and reports its end at the next
+    /// [`settle`](Self::settle).
     #[cold]
     pub(super) fn give_up(&mut self, link: u8) {
         if let Some(end) = self.ends[usize::from(link)].take() {

@@ -1,11 +1,12 @@
-//! What two processes say to each other until they have a link: four messages of one length, in the order of the machine.
+//! The handshake messages of a link: four kinds of one length, in the byte order of the machine.
 //!
-//! Who is called speaks first: HELLO, with its page of news. Who calls offers memory for both directions, and its own page. Who is called
-//! maps it and says UP; from then on frames pass through the memory, and the connection carries wake-ups alone, a byte each. Either may
-//! say REFUSED instead, and why. Each says by which number it has the link: that is the other one's place in its news.
+//! The called process sends HELLO, with its notification page. The caller replies with OFFER: memory for both directions, and its own
+//! notification page. The called process maps the memory and sends UP; from then on frames cross the memory, and the connection carries
+//! only wake-ups, one byte each. Either process may send REFUSED with a reason instead. In OFFER and UP each process sends its own number
+//! of the link, which is the place that its peer signals in its notification page.
 //!
-//! All begin with magic and version, in every version, so that unlike ones can say what they are. Whatever a process says is checked
-//! here, where it enters: a [`Message`] that was parsed is within all bounds.
+//! Each message begins with magic and version, in every version, so that processes of different versions can report the mismatch. A
+//! received message is checked here: each value of a parsed [`Message`] is in bounds.
 
 use super::id::{LINKS_MAX, LinkId};
 use super::terms::{About, Offer};
@@ -13,13 +14,13 @@ use crate::config::{RUNS_PER_PROCESS, SHARDS_MAX};
 use crate::registry::Run;
 use arrayvec::ArrayVec;
 
-/// Version of the messages and of the memory.
+/// Version of the messages and of the memory layout.
 pub const VERSION: u32 = 3;
 /// `ROCELINK`.
 const MAGIC: u64 = u64::from_ne_bytes(*b"ROCELINK");
 /// Bytes of a message.
 pub const MESSAGE: usize = 128;
-/// Bytes of the longest frame of a process: those of the least and of the largest MTU that a port has.
+/// Bounds of the longest frame of a process, in bytes, for the smallest and the largest MTU of a port.
 const FRAME_MIN: u32 = 512;
 const FRAME_MAX: u32 = 16 << 10;
 
@@ -31,29 +32,29 @@ const REFUSED: u32 = 4;
 /// A message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Message {
-    /// Who was called. Its news come along.
+    /// From the called process, with the descriptor of its notification page.
     Hello(About),
-    /// Who calls, and its memory. The memory and its news come along.
+    /// From the caller, with the descriptors of the memory that it offers and of its notification page.
     Offer(About, Offer, LinkId),
-    /// The memory is in use.
+    /// The called process has mapped the memory.
     Up(LinkId),
-    /// It comes to no link.
+    /// No link is made.
     Refused(Refusal),
 }
 
 /// Why a process wants no link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Refusal {
-    /// The two have a link, or are about to: both have called.
+    /// The two processes have a link, or make one: both have called.
     #[error("there is a link already")]
     Linked,
-    /// It has as many as it may have.
+    /// The process has as many links as it may have.
     #[error("it has as many links as a process may have")]
     Full,
-    /// What the other one says is wrong.
+    /// The other process sent an invalid message.
     #[error("what this process says is wrong")]
     Wrong,
-    /// It has no memory or no descriptors for a link.
+    /// The process has no memory or no descriptors left for a link.
     #[error("it has no memory or no descriptors left for one")]
     Exhausted,
 }
@@ -63,46 +64,46 @@ const REFUSALS: [Refusal; 4] = [Refusal::Linked, Refusal::Full, Refusal::Wrong, 
 /// What is wrong with a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Fault {
-    /// It has no such beginning.
+    /// It does not begin with the magic, or has the wrong length.
     #[error("it says what is no greeting")]
     NoMessage,
-    /// The version is another one.
+    /// Its version differs.
     #[error(
         "it runs a release whose links have version {0}, and this one has version {VERSION}: end the programs of the other release, \
          or use one release for all"
     )]
     Unlike(u32),
-    /// There is no such kind.
+    /// Its kind is unknown.
     #[error("it sends a message of the unknown kind {0}")]
     Kind(u32),
     /// The number of descriptors is wrong.
     #[error("it sends {0} descriptors along, where {1} belong")]
     Descriptors(usize, usize),
-    /// There are more descriptors than there is room for, here or in the protocol.
+    /// It has more descriptors than this process or the protocol has room for.
     #[error("it sends more descriptors than this process has room for (ulimit -n)")]
     NoRoom,
-    /// Not so many queues.
+    /// The number of queues is out of bounds.
     #[error("it has {0} queues, where a process has 1 to {SHARDS_MAX}")]
     Queues(u32),
-    /// Frames of no length that there is.
+    /// The length of the longest frame is out of bounds.
     #[error("its frames have up to {0} bytes, where {FRAME_MIN} to {FRAME_MAX} are possible")]
     Frames(u32),
-    /// Not so many runs, or one that does not exist.
+    /// The number of runs is out of bounds, or a run does not exist.
     #[error("it says that it has {0} runs, or a run that does not exist")]
     Runs(u32),
-    /// No number of a link.
+    /// The number of the link is out of bounds.
     #[error("it has link {0}, where there are {LINKS_MAX}")]
     Link(u32),
-    /// A refusal for no reason that there is.
+    /// The reason of the refusal is unknown.
     #[error("it refuses for the unknown reason {0}")]
     Reason(u32),
-    /// It came at the wrong time.
+    /// It is not the message that the handshake expects.
     #[error("it sends a message at the wrong time")]
     Order,
 }
 
 impl Message {
-    /// Descriptors that belong to it.
+    /// Descriptors that are sent with it.
     fn descriptors(&self) -> usize {
         match self {
             Self::Hello(_) => 1,
@@ -111,7 +112,7 @@ impl Message {
         }
     }
 
-    /// Its bytes.
+    /// Encodes it.
     pub fn encode(&self) -> [u8; MESSAGE] {
         let mut to = Writer { bytes: [0; MESSAGE], at: 0 };
         to.put(&MAGIC.to_ne_bytes());
@@ -140,7 +141,7 @@ impl Message {
         to.bytes
     }
 
-    /// A message, of any bytes, with which so many descriptors came.
+    /// Parses a message that arrived with `fds` descriptors. Any bytes are safe input.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -180,7 +181,7 @@ impl Message {
     }
 }
 
-/// Appends fields, which fit.
+/// Appends fields to a message. All fields of each kind fit.
 struct Writer {
     bytes: [u8; MESSAGE],
     at: usize,
@@ -206,7 +207,7 @@ impl Writer {
     }
 }
 
-/// Takes fields off the front of a message, which has them all.
+/// Takes fields off the front of a message, which is long enough for the fields of each kind.
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {

@@ -1,5 +1,5 @@
-//! How a shard's links get memory, and give it back: a ring whose buffers are all in flight uses more of them
-//! ([`End::use_more`]), and one on which nothing was sent for a while few again.
+//! How a shard's links get memory and return it: a ring whose buffers are all in flight uses more of them ([`End::use_more`]); a ring on
+//! which nothing was sent for a while goes back to few.
 
 #[cfg(doc)]
 use super::end::End;
@@ -7,11 +7,11 @@ use super::queue::LinkQueue;
 use core::time::Duration;
 use std::time::Instant;
 
-/// Time between two looks at which links are idle.
+/// Interval between two checks for idle links.
 pub(super) const IDLE: Duration = Duration::from_secs(1);
 
 impl LinkQueue {
-    /// Has idle links use few buffers, once a second.
+    /// Has idle links go back to few buffers, once a second.
     pub(super) fn use_few_when_idle(&mut self, now: Instant) {
         if now < self.idle_at {
             return;

@@ -1,10 +1,11 @@
 //! The numbers of links.
 
-/// Links of a process: two descriptors each, where a process has 1024 by default. A [`Route`](crate::port::Route) can name them all.
+/// Most links of a process. Each link has two descriptors, and a process may have 1024 descriptors by default. A
+/// [`Route`](crate::port::Route) can number all of them.
 pub const LINKS_MAX: usize = 224;
 
-/// A link, by its number. Once its end was told ([`LinkQueue::next_ended`](super::LinkQueue::next_ended)) the number may be another
-/// link's.
+/// The number of a link. Once [`LinkQueue::next_ended`](super::LinkQueue::next_ended) has reported the end of the link, another link may
+/// get the number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct LinkId(pub(super) u8);
 
@@ -15,7 +16,7 @@ impl LinkId {
     }
 }
 
-/// Links of a word.
+/// Links in a word of a set.
 const BITS: usize = u64::BITS as usize;
 const WORDS: usize = LINKS_MAX.div_ceil(BITS);
 
@@ -24,29 +25,29 @@ const WORDS: usize = LINKS_MAX.div_ceil(BITS);
 pub(super) struct Links([u64; WORDS]);
 
 impl Links {
-    /// One more.
+    /// Adds a link.
     #[inline]
     pub fn add(&mut self, link: u8) {
         self.0[usize::from(link) / BITS] |= 1 << (usize::from(link) % BITS);
     }
 
-    /// Whether a link is one of them.
+    /// Whether the set contains a link.
     #[inline]
     pub fn has(&self, link: u8) -> bool {
         self.0[usize::from(link) / BITS] >> (usize::from(link) % BITS) & 1 == 1
     }
 
-    /// Some of the sixteen from `16 * at` on, as bits.
+    /// Adds links of the sixteen that begin at `16 * at`, a bit for each.
     #[inline]
     pub fn add_of(&mut self, at: usize, bits: u16) {
         self.0[at * 16 / BITS] |= u64::from(bits) << (at * 16 % BITS);
     }
 
-    /// Those from this one on, then those before it.
+    /// Iterates over the links from `first` on, then over those below `first`.
     #[inline]
     pub fn from(self, first: u8) -> impl Iterator<Item = u8> {
         let (at, low) = (usize::from(first) / BITS, (1u64 << (usize::from(first) % BITS)) - 1);
-        // The word of the first one comes twice: what is behind it, and at last what is before it.
+        // The word that contains `first` is visited twice: at the beginning for the bits from `first` on, at the end for the bits below.
         let mut step = 0;
         let mut bits = self.0[at] & !low;
         core::iter::from_fn(move || {

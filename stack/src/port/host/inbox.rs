@@ -1,4 +1,4 @@
-//! What other threads leave for the keeper: calls that the registry hands over, and what was heard.
+//! Queues from other threads to the keeper: calls that the registry accepted, and messages that were received.
 
 use super::shared::Shared;
 use super::talk::{Heard, Talk};
@@ -6,11 +6,11 @@ use crate::registry::{Call, TakeCalls};
 use crate::sync::lock::lock;
 use std::sync::{Arc, Mutex};
 
-/// Calls that wait for the keeper, in all and of one process.
+/// Most calls that wait for the keeper, in all and from one process.
 const CALLS_MAX: usize = 64;
 const CALLS_OF_ONE: usize = 2;
 
-/// What waits for the keeper.
+/// Calls and messages that wait for the keeper.
 pub struct Inbox {
     calls: Mutex<Vec<Call>>,
     heard: Mutex<Vec<(u64, Talk, Heard)>>,
@@ -18,12 +18,12 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// Nothing yet.
+    /// An empty inbox.
     pub fn new(shared: Arc<Shared>) -> Self {
         Self { calls: Mutex::default(), heard: Mutex::default(), shared }
     }
 
-    /// Takes the calls of processes that may call now.
+    /// Takes the calls of those processes for which `may` returns true.
     pub fn take_calls(&self, may: impl Fn(u32) -> bool) -> Vec<Call> {
         let mut calls = lock(&self.calls);
         let all = core::mem::take(&mut *calls);
@@ -37,13 +37,13 @@ impl Inbox {
         !lock(&self.calls).is_empty()
     }
 
-    /// Tells what was heard in the meeting with this number.
+    /// Queues a message that was received in the handshake with this number.
     pub fn tell(&self, number: u64, talk: Talk, heard: Heard) {
         lock(&self.heard).push((number, talk, heard));
         self.shared.keeper.signal();
     }
 
-    /// Takes what was heard.
+    /// Takes the messages that were received.
     pub fn take_heard(&self) -> Vec<(u64, Talk, Heard)> {
         core::mem::take(&mut *lock(&self.heard))
     }

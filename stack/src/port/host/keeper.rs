@@ -1,9 +1,9 @@
-//! Keeps the links of a process, on a thread of its own: takes calls, calls others where a shard needs it, makes links, and sees their
-//! ends. It waits for no other process.
+//! The keeper of a process's links, on a thread of its own: accepts calls, calls other processes where a shard needs a link, makes links,
+//! and notices their ends. It never waits for another process.
 //!
-//! There is one link between two processes at most, where they see each other's numbers (one PID namespace). Both may call at once: of
-//! two offers that meet, that of the process with the lower first run counts. Which process has a run is the kernel's word: whoever is
-//! at the run's name. What a process says of its runs is only a reason to look there.
+//! Two processes have at most one link between them, if they see each other's PIDs (one PID namespace). Both may call at once: of two
+//! offers that cross, the offer of the process with the lower first run counts. The kernel says which process holds a run: the process that
+//! is bound to the run's name. The runs that a peer announces are only hints to check there.
 
 use super::farewell::Word;
 use super::growing::IDLE;
@@ -27,24 +27,24 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Connections of a process that wait to be closed, before it may call again.
+/// Most connections to one process that wait to be closed before its next call is handled.
 const CLOSING_MAX: usize = 4;
-/// Time between two looks at what waits until a process's share is not in use.
+/// Pause before work is retried that waits for a process's share.
 const RETRY: Duration = Duration::from_millis(10);
 
 /// A link that is up.
 struct Up {
-    /// Dropped first.
+    /// Dropped before the connection.
     last_word: Option<Word>,
     talk: Talk,
-    /// Readable when the process has ended, where the system says so.
+    /// A pidfd, readable when the process has ended, where the kernel supports it.
     life: Option<OwnedFd>,
     link: Arc<Link>,
 }
 
 impl Up {
-    /// What says that it has ended. The connection alone does not where descriptors of its other end lie in it. Wake-ups, which are the
-    /// shards' to take, are none of it.
+    /// The descriptors that report the end of the link. The connection alone does not report it while descriptors of its other end lie in
+    /// its receive queue. Wake-ups are not polled for here: the shards consume them.
     fn ends(&self) -> impl Iterator<Item = PollFd<'_>> {
         let connection = PollFd::from_borrowed_fd(self.talk.as_fd(), PollFlags::RDHUP);
         [connection].into_iter().chain(self.life.iter().map(|life| PollFd::new(life, PollFlags::IN)))
@@ -59,22 +59,22 @@ pub struct Keeper {
     pub(super) table: Table,
     pub(super) us: Party,
     pub(super) patience: Duration,
-    /// The number of the last meeting.
+    /// The number of the last handshake.
     pub(super) last_meeting: u64,
     pub(super) meetings: VecDeque<Meeting>,
     up: Vec<Up>,
-    /// Links that have ended, while a queue has them.
+    /// Links that have ended, while a queue refers to them.
     ended: Vec<Arc<Link>>,
-    /// Connections that are over.
+    /// Connections to be closed.
     pub(super) closing: Vec<Talk>,
-    /// When shards are woken to look which links are idle, where some use much memory.
+    /// When sleeping shards are woken next to check for idle links; `None` while no link uses memory of the budget.
     idle_at: Option<Instant>,
-    /// The last text that was logged: it is not repeated.
+    /// The last text that was logged, which is not repeated.
     logged: Option<String>,
 }
 
 impl Keeper {
-    /// One without links.
+    /// A keeper without links.
     pub fn new(registry: Arc<Registry>, shared: Arc<Shared>, inbox: Arc<Inbox>, patience: Duration) -> Self {
         Self {
             table: Table::new(Arc::clone(&shared.published), patience),
@@ -93,13 +93,13 @@ impl Keeper {
         }
     }
 
-    /// Keeps links until `is_over`, and then ends them.
+    /// Keeps links until `is_over` is set, then ends them.
     pub fn run(mut self, is_over: &AtomicBool) {
-        // Others wait for it; the threads that it starts are scheduled as it is.
+        // Other processes wait for this thread. The threads that it starts inherit its scheduling.
         wake_at_once();
         while !is_over.load(Ordering::Relaxed) {
             let ended = self.wait(Instant::now());
-            // First, so that what is signalled from now on wakes again.
+            // Cleared before the work, so that a later signal wakes the keeper again.
             self.shared.keeper.clear();
             self.end_links(&ended);
             self.take_steps(Instant::now());
@@ -109,7 +109,7 @@ impl Keeper {
         }
     }
 
-    /// Waits until there is something to do. Returns which links have ended.
+    /// Waits until there is work. Returns the links that have ended, as indexes into `up`.
     fn wait(&self, now: Instant) -> Vec<usize> {
         let talks = self.meetings.iter().filter_map(|meeting| meeting.talk.as_ref());
         let unsent = talks.filter_map(Talk::unsent_until);
@@ -132,7 +132,7 @@ impl Keeper {
         ended.map(|(at, _)| at).collect()
     }
 
-    /// Ends links whose process has ended, or breaks the rules of a link.
+    /// Ends links whose peer has ended or breaks the rules of a link.
     fn end_links(&mut self, ended: &[usize]) {
         for at in (0..self.up.len()).rev() {
             let link = &self.up[at].link;
@@ -150,7 +150,7 @@ impl Keeper {
         }
     }
 
-    /// Gives back memory, and has shards that sleep look for more of it.
+    /// Returns unused memory to the system, and wakes sleeping shards to look for more.
     fn look_for_unused(&mut self, now: Instant) {
         self.shared.discard_unused();
         let is_due = self.idle_at.is_some_and(|at| at <= now);
@@ -186,7 +186,7 @@ impl Keeper {
         }
     }
 
-    /// A link is up. `numbers`: this process's, which is free, and the other one's.
+    /// Puts a new link into service. `[ours, theirs]`: this process's number of the link, which is free, and the peer's.
     pub(super) fn publish(
         &mut self,
         talk: Talk,
@@ -210,9 +210,9 @@ impl Keeper {
                 self.lead(*run, &link);
             }
         }
-        // At last: who receives its first frame knows the way back.
+        // Listed after its runs, so that a shard which receives its first frame knows the way back.
         self.shared.add(&link);
-        // Shards that sleep do not wait for its socket yet.
+        // The epoll instances of sleeping shards do not have its socket yet.
         self.shared.event.signal();
         let mut counts = lock(&self.shared.counts);
         counts.up += 1;
@@ -224,7 +224,7 @@ impl Keeper {
         }
     }
 
-    /// A process with which there is a link needs not be called any more.
+    /// Ends the other handshakes in which this process called the peer of a new link.
     fn end_calls_to(&mut self, link: &Link) {
         let is_call = |meeting: &Meeting| {
             link.pid != 0 && meeting.pid == link.pid && !matches!(meeting.step, Step::Offer)
@@ -241,13 +241,13 @@ impl Keeper {
         self.table.up(run, link.id.number());
     }
 
-    /// The link with a process.
+    /// The link with a process, if one is up.
     pub(super) fn link_with(&self, pid: u32) -> Option<Arc<Link>> {
         let up = self.up.iter().find(|up| pid != 0 && up.link.pid == pid)?;
         Some(Arc::clone(&up.link))
     }
 
-    /// A number that no link has, nor one that is offered, nor one that has ended and is still named somewhere.
+    /// A number that is free: no link has it, no offer names it, and no link that ended with it is still referred to.
     pub(super) fn free_number(&mut self) -> Option<LinkId> {
         self.ended.retain(|link| !self.shared.remove(link));
         let offered =

@@ -1,4 +1,4 @@
-//! The links of a process, as a whole.
+//! All links of a process, and the thread that keeps them.
 
 use super::inbox::Inbox;
 use super::keeper::Keeper;
@@ -21,30 +21,30 @@ use core::time::Duration;
 use std::io;
 use std::sync::Arc;
 
-/// How a process has links.
+/// The configuration of a process's links.
 #[derive(Clone, Copy, Debug)]
 pub struct LinksConfig {
-    /// Shards: queues of frames.
+    /// Queues of frames, one for each shard.
     pub queues: usize,
     /// Bytes of the longest frame.
     pub max_frame: usize,
-    /// Buffers of each queue.
+    /// Receive buffers of each queue.
     pub frames: usize,
-    /// How long another process may keep this one waiting until there is a link.
+    /// How long a handshake may take before the other process counts as not answering.
     pub patience: Duration,
-    /// How long another process may take nothing before it counts as silent.
+    /// Longest time for which a peer that consumes no frames counts as stalled: see [`Stalled`](crate::port::Stalled).
     pub stall: Duration,
 }
 
 impl LinksConfig {
-    /// For a port that is opened so.
+    /// The configuration for a port with these options.
     pub fn of(info: &PortInfo, frames: usize) -> Self {
         let (patience, stall) = (Duration::from_secs(5), Duration::from_secs(60));
         Self { queues: info.queues, max_frame: info.max_frame(), frames, patience, stall }
     }
 }
 
-/// The links of a process. When this is dropped they end.
+/// The links of a process. Dropping this ends them.
 pub struct Links {
     registry: Arc<Registry>,
     shared: Arc<Shared>,
@@ -54,19 +54,19 @@ pub struct Links {
 }
 
 impl Links {
-    /// Takes calls from now on, by the registry of the host.
+    /// Starts the keeper, which accepts calls through the registry of the host from now on.
     ///
     /// # Errors
-    /// Those of eventfd(2) and pthread_create(3).
+    /// Those of memfd_create(2), mmap(2), eventfd(2) and pthread_create(3).
     ///
     /// # Panics
-    /// When the configuration has no queue, no buffers, or more than there can be.
+    /// When the configuration has no queue, or more queues than [`SHARDS_MAX`](crate::config::SHARDS_MAX), or no buffers.
     pub fn new(registry: Arc<Registry>, config: &LinksConfig) -> io::Result<Self> {
         let LinksConfig { queues, max_frame, frames, patience, stall } = *config;
         assert!((1..=crate::config::SHARDS_MAX).contains(&queues), "{queues} queues");
-        // For others that sleep: see `LinkQueue::arm`.
+        // Registers this process for the barrier that sleeping peers issue: see `LinkQueue::arm`.
         asymmetric::join();
-        // Frames are copied in whole blocks of 16 bytes, past their end.
+        // Copies of frames write whole blocks of 16 bytes, past the end of the frame.
         let pool = HeapPool::new(queues * (frames + STOCK), max_frame.next_multiple_of(64));
         let (news_fd, news) = News::make()?;
         let news = (renumbered(news_fd, talk::LEAST), news);
@@ -80,24 +80,24 @@ impl Links {
         Ok(Self { registry, shared, taken: Taken::none_of(queues), is_over, keeper })
     }
 
-    /// The queue of a shard, once.
+    /// The queue of a shard. `None` if the queue was taken before.
     pub fn take_queue(&self, index: usize) -> Option<LinkQueue> {
         self.taken.take(index)?;
         Some(LinkQueue::new(Arc::clone(&self.registry), Arc::clone(&self.shared), index))
     }
 
-    /// The buffers of its queues, for those of another link of the port.
+    /// The pool of receive buffers, which the port's sockets use, too.
     pub(in crate::port) fn pool(&self) -> HeapPool {
         self.shared.pool.clone()
     }
 
-    /// What happened to links.
+    /// The counters of links.
     pub fn counts(&self) -> LinkCounts {
         let tx_ended = self.shared.tx_ended.load(Ordering::Relaxed);
         LinkCounts { tx_ended, ..*lock(&self.shared.counts) }
     }
 
-    /// Frames, over all queues and links.
+    /// The counters of frames, summed over all queues and links.
     pub fn stats(&self) -> PortStats {
         sum(&self.shared.counters)
     }
@@ -105,7 +105,7 @@ impl Links {
 
 impl Drop for Links {
     fn drop(&mut self) {
-        // It waits for nobody.
+        // The keeper never waits for another process, so this returns soon.
         self.keeper.end(|| {
             self.registry.take_calls(None);
             self.is_over.store(true, Ordering::Relaxed);

@@ -1,49 +1,50 @@
-//! When the sockets are asked, where links bring frames as well: asking is a system call for each socket, and takes as long as many bursts
-//! of links.
+//! When a burst also polls the sockets, if links deliver frames, too: a poll is a system call for each socket, and takes as long as many
+//! bursts of links.
 //!
-//! After they brought or sent something they are asked in each burst for a while, then at short intervals, then at long ones. The clock is
-//! not looked at in each burst either.
+//! After the sockets received or sent frames they are polled in each burst for a while, then at short intervals, then at long ones. The
+//! clock is not read in each burst either.
 //!
-//! No clock here: times are passed in.
+//! Reads no clock: times are passed in.
 
 use core::ops::RangeInclusive;
 use core::time::Duration;
 use std::time::Instant;
 
-/// They are asked after this time while nothing comes.
+/// Polling interval while the sockets are idle.
 const SELDOM: Duration = Duration::from_micros(200);
-/// And after this one while something came lately.
+/// Polling interval after recent traffic.
 const LIVELY: Duration = Duration::from_micros(20);
-/// After something came they are asked so many times at [`LIVELY`] intervals: for 10 ms.
+/// Number of polls at [`LIVELY`] intervals after traffic: 10 ms.
 const LIVELY_ASKS: u32 = 500;
-/// Before that they are asked in so many bursts, each time.
+/// Number of bursts that poll the sockets, each of them, before that.
 const EACH_BURST: u32 = 1024;
-/// The clock is looked at when bursts and the frames of links are so many: few where they take long, as between two bursts of a program
-/// that yields its core others may run for milliseconds.
+/// The clock is read after so many bursts and frames of links: after few where they take long, because other programs may run for
+/// milliseconds between two bursts of a program that yields its core.
 const CLOCK_EVERY: RangeInclusive<u32> = 8..=128;
 
-/// When the sockets are asked.
+/// When the sockets are polled.
 #[derive(Debug, Default)]
 pub(super) struct Look {
-    /// Bursts and frames of links since they were asked.
+    /// Bursts and frames of links since the last poll.
     since: u32,
-    /// How many there are when the clock is looked at next, and from one look to the next one.
+    /// The count at which the clock is read next, and the distance from one read to the next.
     clock_at: u32,
     clock_every: u32,
     clock: Option<Instant>,
-    /// When they were asked last; `None`: they are to be asked now.
+    /// When the sockets were polled last; `None`: they are polled in the next burst.
     asked_at: Option<Instant>,
-    /// How many times they are asked still until they are asked seldom.
+    /// Polls left until the interval becomes [`SELDOM`].
     soon: u32,
 }
 
 impl Look {
-    /// They brought or sent something: an answer may come.
+    /// The sockets received or sent frames: more may follow soon.
     pub fn wait_for_more(&mut self) {
         self.soon = EACH_BURST + LIVELY_ASKS;
     }
 
-    /// Before a sleep: what waits at them was an edge already, so they are asked once. Whether they were, since the last burst.
+    /// Whether the sockets were polled in the last burst. If not, the next burst polls them. Asked before a sleep: for frames that wait
+    /// already, the edge-triggered descriptor does not signal again.
     pub fn is_up_to_date(&mut self) -> bool {
         if self.since > 0 {
             (self.asked_at, self.clock_at) = (None, 0);
@@ -51,7 +52,7 @@ impl Look {
         self.since == 0
     }
 
-    /// Whether a burst asks them, in which links brought so many frames.
+    /// Whether this burst polls the sockets. `frames`: frames that links delivered in it.
     #[inline]
     pub fn now(&mut self, has_links: bool, frames: usize, clock: impl FnOnce() -> Instant) -> bool {
         self.since += 1 + frames as u32;
@@ -86,7 +87,7 @@ impl Look {
 mod tests {
     use super::*;
 
-    /// How often sockets are asked in so many bursts, each with so many frames of links and this long after the one before.
+    /// How often the sockets are polled in so many bursts, each with `frames` frames of links and `apart` after the one before.
     fn asked(look: &mut Look, now: &mut Instant, bursts: u32, frames: usize, apart: Duration) -> u32 {
         let burst = |_: &u32| {
             *now += apart;
@@ -109,7 +110,7 @@ mod tests {
         assert_eq!((0..100).filter(|_| look.now(false, 9, || now)).count(), 100, "nothing else to ask");
     }
 
-    // A program that yields its core after each poll that finds nothing gets it back when all others had their turns.
+    // A program that yields its core after each empty poll gets it back only when all others had their turns.
     #[test]
     fn sockets_do_not_wait_for_many_bursts_where_each_takes_long() {
         let (mut look, mut now) = (Look::default(), Instant::now());
@@ -117,13 +118,13 @@ mod tests {
         let (few, many) = (*CLOCK_EVERY.start(), *CLOCK_EVERY.end());
         assert_eq!(asked(&mut look, &mut now, 10 * few, 0, MS), 10);
         assert_eq!(asked(&mut look, &mut now, 80, few as usize, MS), 80);
-        // It has polled quickly before.
+        // As after a time of fast polls.
         asked(&mut look, &mut now, 100_000, 0, Duration::from_nanos(10));
         assert_eq!(look.clock_every, many);
         assert!(asked(&mut look, &mut now, many + 10 * few, 0, MS) > 10);
     }
 
-    // Asking is a system call for each address, and who polls in vain on busy cores goes to sleep thousands of times a second.
+    // A poll is a system call for each address, and a thread that polls in vain on a busy core goes to sleep thousands of times a second.
     #[test]
     fn sockets_are_asked_once_before_a_sleep_and_seldom_after_it() {
         let (mut look, now) = (Look::default(), Instant::now());

@@ -1,4 +1,4 @@
-//! How the keeper makes links: it greets those who call, calls those whom a shard needs, and takes what they say.
+//! How the keeper makes links: it greets processes that call, calls processes that a shard needs, and handles their messages.
 
 use super::greeting::{Fault, Message, Refusal};
 use super::id::{LINKS_MAX, LinkId};
@@ -15,7 +15,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Processes with which a link is being made at the same time.
+/// Most handshakes at a time.
 const MEETINGS_MAX: usize = 64;
 
 impl Keeper {
@@ -25,16 +25,16 @@ impl Keeper {
         Us { about, news: Arc::clone(&self.shared.news_fd) }
     }
 
-    /// A connection to a process, and the number of a meeting with it.
+    /// The connection of a call, and the number of a new handshake.
     fn talk(&mut self, call: Call) -> (u64, Talk) {
         self.last_meeting += 1;
         let party = Party { pid: call.pid, ..self.us };
         (self.last_meeting, Talk::new(call, party))
     }
 
-    /// A process calls.
+    /// A process calls: begins a handshake.
     pub(super) fn greet(&mut self, call: Call, now: Instant) {
-        // It has given up what it tried before; of many the oldest one gives way.
+        // A process that calls again has given up its earlier handshake. If there are too many, the oldest handshake of a caller is ended.
         let pid = call.pid;
         let calls = |meeting: &Meeting| matches!(meeting.step, Step::Offer);
         let same = self.meetings.iter().position(|meeting| pid != 0 && meeting.pid == pid && calls(meeting));
@@ -51,9 +51,9 @@ impl Keeper {
         self.meetings.push_back(meeting);
     }
 
-    /// A shard needs a link to whoever has this run.
+    /// A shard needs a link to the process that holds this run: calls it.
     pub(super) fn call(&mut self, run: Run, now: Instant) {
-        // Counted before, so that a lease that is missed is not counted either.
+        // Read before the call, so that a lease which the call misses is not included in the count.
         let leases = self.registry.leases(run);
         let call = match self.registry.call(run) {
             Ok(Called::Open(call)) => call,
@@ -82,7 +82,7 @@ impl Keeper {
         self.closing.extend(talk.close());
     }
 
-    /// Looks whether something lies in the connection of a meeting, and has it heard.
+    /// Peeks at the connection of a handshake, and has a thread receive what it holds.
     pub(super) fn look_at_meeting(&mut self, at: usize, now: Instant) {
         let meeting = &mut self.meetings[at];
         let is_late = now >= meeting.until;
@@ -117,8 +117,8 @@ impl Keeper {
         }
     }
 
-    /// Gives up a process that has kept this one waiting too long. (One that is being heard has not: then a thread of this process waits
-    /// for a core.)
+    /// Ends a handshake whose deadline is over. (Not while a thread receives from it: then that thread waits for a core, and the peer is
+    /// not to blame.)
     fn end_late(&mut self, at: usize, is_late: bool, now: Instant) {
         if is_late
             && self.meetings[at].talk.is_some()
@@ -129,7 +129,7 @@ impl Keeper {
         }
     }
 
-    /// Takes what was heard in a meeting.
+    /// Handles a message that was received in a handshake.
     pub(super) fn take_heard(&mut self, number: u64, talk: Talk, heard: Heard, now: Instant) {
         let Some(at) = self.meetings.iter().position(|meeting| meeting.number == number) else {
             return self.closing.push(talk);
@@ -164,7 +164,7 @@ impl Keeper {
         }
     }
 
-    /// A process that was called greets.
+    /// HELLO of a process that was called: sends an offer.
     fn offer(&mut self, mut meeting: Meeting, mut talk: Talk, them: About, news: News, now: Instant) {
         if let Some(link) = self.link_with(meeting.pid) {
             meeting.runs.iter().for_each(|run| self.lead(*run, &link));
@@ -184,7 +184,7 @@ impl Keeper {
         }
     }
 
-    /// A process that called offers memory.
+    /// OFFER of a process that called: maps the memory and sends UP.
     fn accept(
         &mut self,
         mut meeting: Meeting,
@@ -206,7 +206,7 @@ impl Keeper {
             .and_then(|link| meeting::accept(&us, them, offer, &memory, news).map(|made| (link, made)));
         match made {
             Ok((ours, made)) => {
-                // The connection carries wake-ups from then on.
+                // From then on the connection carries wake-ups, so UP must have been sent.
                 if !talk.say(now, &Message::Up(ours), Vec::new()) {
                     meeting.talk = Some(talk);
                     return self.fail(meeting, now);
@@ -225,13 +225,13 @@ impl Keeper {
         self.free_number().ok_or_else(full)
     }
 
-    /// A meeting leads to no link now: whoever waits for it waits on.
+    /// A handshake fails for now: its runs are called again later.
     fn fail(&mut self, meeting: Meeting, now: Instant) {
         meeting.runs.iter().for_each(|run| self.table.again(*run, now));
         self.closing.extend(meeting.talk.and_then(Talk::close));
     }
 
-    /// A meeting leads to no link: whoever waits for it is told that there is no way.
+    /// A handshake fails for good: no link to its runs is made for [`REFUSED_FOR`].
     fn give_up(&mut self, meeting: Meeting, now: Instant) {
         meeting.runs.iter().for_each(|run| self.table.unlinked(*run, now, REFUSED_FOR));
         self.closing.extend(meeting.talk.and_then(Talk::close));

@@ -1,4 +1,5 @@
-//! How a link is made with one process: what is said, and the memory that comes of it. Whom to meet is the keeper's to decide.
+//! The handshake of a link with one process: the messages, and the shared memory that results. The keeper decides with which processes to
+//! make links.
 
 use super::greeting::{Message, Refusal};
 use super::id::LinkId;
@@ -15,52 +16,52 @@ use std::time::Instant;
 
 /// A process with which a link is being made.
 pub struct Meeting {
-    /// Its number, which no other one has.
+    /// Its number, unique in this process.
     pub number: u64,
-    /// The process at the other end; 0: it is not visible from here.
+    /// The peer process; 0 if it is not visible from this PID namespace.
     pub pid: u32,
-    /// The connection; `None` while it is heard.
+    /// The connection; `None` while another thread receives from it.
     pub talk: Option<Talk>,
-    /// What it says next.
+    /// The message that is expected next.
     pub step: Step,
-    /// Until when it has to say it.
+    /// Deadline of that message.
     pub until: Instant,
-    /// The runs that wait for this.
+    /// The runs for which shards wait for this handshake.
     pub runs: Vec<Run>,
-    /// Whether something lies in the connection, and the share of its process is in use.
+    /// Whether received bytes wait in the connection because the peer's share is in use.
     pub is_held: bool,
 }
 
-/// What is waited for.
+/// The message that a handshake expects next.
 pub enum Step {
-    /// It calls: for its offer.
+    /// The peer has called: its OFFER.
     Offer,
-    /// It was called: for its greeting.
+    /// The peer was called: its HELLO.
     Hello,
-    /// It was offered this memory, for a link with this number: for its consent.
+    /// The peer was offered this memory, for a link with this number: its UP.
     Up(About, LinkId, Box<Made>),
 }
 
-/// What a link consists of.
+/// The parts of a link.
 pub struct Made {
-    /// What holds for it.
+    /// Its parameters, which both processes have agreed on.
     pub terms: Terms,
     /// Its rings.
     pub connection: Connection,
-    /// The news of the other process.
+    /// The peer's notification page.
     pub news: News,
 }
 
-/// This process, as others see it.
+/// This process, as it presents itself to peers.
 pub struct Us {
-    /// What it says of itself.
+    /// The parameters that it announces.
     pub about: About,
-    /// Its page of news, for others.
+    /// The descriptor of its notification page, to send to peers.
     pub news: Arc<OwnedFd>,
 }
 
 impl Meeting {
-    /// With a process that calls: it is greeted.
+    /// The handshake with a process that has called: sends HELLO.
     pub fn called(number: u64, mut talk: Talk, us: &Us, now: Instant, until: Instant) -> Self {
         talk.say(now, &Message::Hello(us.about.clone()), vec![Arc::clone(&us.news)]);
         Self {
@@ -74,7 +75,7 @@ impl Meeting {
         }
     }
 
-    /// With a process that was called, for this run.
+    /// The handshake with a process that was called for this run.
     pub fn calling(number: u64, talk: Talk, run: Run, until: Instant) -> Self {
         Self {
             number,
@@ -88,10 +89,10 @@ impl Meeting {
     }
 }
 
-/// Offers memory to a process that has greeted.
+/// Creates memory for a link, and offers it to a process that has sent HELLO.
 ///
 /// # Errors
-/// There is none.
+/// The memory cannot be created.
 pub fn offer(
     us: &Us,
     them: &About,
@@ -104,15 +105,15 @@ pub fn offer(
     let (memory, region) = terms.layout.make_empty("roce-link", Fill::AsUsed).map_err(exhausted)?;
     let connection = Connection::of_equal(terms.layout, region, true);
     let offer = Message::Offer(us.about.clone(), terms.offer(), link);
-    // The descriptor of the memory is closed when it is sent.
+    // The last reference to the memory's descriptor is in the message, so the descriptor is closed when the message was sent.
     talk.say(now, &offer, vec![Arc::new(memory), Arc::clone(&us.news)]);
     Ok(Made { terms, connection, news })
 }
 
-/// Takes the memory that a process offers.
+/// Maps the memory that a process offers.
 ///
 /// # Errors
-/// Why not.
+/// Why the offer is refused: it does not match the agreed parameters, or the memory cannot be mapped.
 pub fn accept(
     us: &Us,
     them: &About,

@@ -1,13 +1,13 @@
-//! The port of a host (`port`): a network by sockets that all processes of a user share, and links between these processes, each with
-//! each other one, made when a shard first needs it, over rings in memory that two processes share.
+//! The `host` port (`port`). All processes of a user on a host form a network: UDP sockets that they share, and direct links between pairs
+//! of these processes. A link is made when a shard first needs it, and consists of rings in memory that its two processes share.
 //!
-//! Frames pass a link as a memif; only how the two ends come together differs. There is no path of a socket and nobody who waits there:
-//! a process calls another one by the registry (`keeper`, `greeting`), at the name of the run that a queue pair number is in. A shard
-//! has one [`LinkQueue`] for all links, and reads which of them leads to a number without a lock (`published`).
+//! Frames cross a link as they cross a memif; only the setup of the connection differs. A link has no socket path and no listening process:
+//! a process calls another process through the registry (`keeper`, `greeting`), by the name of the run that contains a queue pair number. A
+//! shard has one [`LinkQueue`] for all links, and reads without a lock which link leads to a queue pair number (`published`).
 //!
-//! Processes of the same user are admitted, and never believed. What one says is checked where it enters (`greeting`), what it writes
-//! is copied and then checked, as a memif does, and which numbers it has is the kernel's word. It can spoil its own links, and cannot
-//! make this process wait. A fork has nothing of its parent's links.
+//! Processes of the same user are admitted, but not trusted. Each message is checked where it is received (`greeting`); shared memory that
+//! a peer writes is copied first and then checked, as for a memif; the kernel, not the peer, says which runs a process holds. A peer can
+//! break its own links, and cannot make this process wait. A forked child has none of its parent's links.
 
 mod attention;
 mod budget;

@@ -1,8 +1,8 @@
-//! The page of news of a process: a byte for each link and each of its shards, by which others tell that they have sent something
-//! ([`sync::news`](crate::sync::news)).
+//! The notification page of a process: one byte for each link and each shard of the process, which the peer sets to signal that it has sent
+//! frames ([`sync::news`](crate::sync::news)).
 //!
-//! All processes with which it has links have the page, and may write any of it at any moment: one that goes mad can have a shard look
-//! at rings in vain, and can hide what others tell until all rings are looked at again.
+//! Each process with which a link exists maps the page, and may write any byte of it at any moment. A faulty process can make a shard poll
+//! rings in vain, and can hide the notifications of others until the shard polls all rings.
 
 use super::id::LinkId;
 use crate::config::SHARDS_MAX;
@@ -14,19 +14,19 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Bytes for a shard.
+/// Bytes of the row of a shard.
 const ROW: usize = 256;
-/// Bytes of it all.
+/// Bytes of the page.
 const BYTES: usize = ROW * SHARDS_MAX;
-/// Links that are looked at in one go.
+/// Links whose bytes are read together.
 pub const TOGETHER: usize = BLOCK;
 
-/// A page of news.
+/// A notification page.
 #[derive(Clone, Debug)]
 pub struct News(Arc<Page>);
 
 impl News {
-    /// Makes it, with no news; what others need of it comes first.
+    /// Makes the page, with no notification set. Returns the descriptor to send to peers, and the mapped page.
     ///
     /// # Errors
     /// Those of memfd_create(2), ftruncate(2) and mmap(2).
@@ -36,10 +36,10 @@ impl News {
         Ok((fd, Self(Arc::new(page))))
     }
 
-    /// That of another process.
+    /// Maps the notification page of another process.
     ///
     /// # Errors
-    /// Why not.
+    /// Why the page is not accepted: it is not a sealed memfd of sufficient length, or mmap(2) fails.
     pub fn of(fd: BorrowedFd<'_>) -> Result<Self, String> {
         match sealed::len(fd, SealFlags::SHRINK) {
             Some(len) if len >= BYTES as u64 => {}
@@ -49,7 +49,7 @@ impl News {
         Ok(Self(Arc::new(page)))
     }
 
-    /// Tells a shard that there is something on a link, by that process's number of it.
+    /// Signals a shard of the process that owns the page that frames were sent on a link. `link` is that process's number of the link.
     #[inline]
     pub fn tell(&self, shard: usize, link: LinkId) {
         if let Some(byte) = self.0.byte(shard * ROW + usize::from(link.0)) {
@@ -57,20 +57,20 @@ impl News {
         }
     }
 
-    /// Takes what was told of a link. Returns whether something was. The link is looked at next.
+    /// Clears the notification of a link, and returns whether one was set. The caller polls the link next.
     #[inline]
     pub fn take(&self, shard: usize, link: LinkId) -> bool {
         self.0.byte(shard * ROW + usize::from(link.0)).is_some_and(Byte::take)
     }
 
-    /// Whether there is something of any link, in so many pieces of sixteen links.
+    /// Whether a notification is set for any link, in the first `pieces` groups of sixteen links.
     #[inline]
     pub fn has_any(&self, shard: usize, pieces: usize) -> bool {
         let piece = |at| self.0.block(shard * ROW + at * TOGETHER).map_or(0, u128::from_ne_bytes);
         (0..pieces).fold(0, |any, at| any | piece(at)) != 0
     }
 
-    /// The links, of the sixteen from `16 * at` on, of which there is something, as bits.
+    /// The links with a notification, of the sixteen from `16 * at` on, a bit for each.
     #[inline]
     pub fn told(&self, shard: usize, at: usize) -> u16 {
         match self.0.block(shard * ROW + at * TOGETHER) {

@@ -1,7 +1,8 @@
-//! The port of a host: its network by sockets that all processes of a user share, and a link to each of these processes.
+//! The `host` port: UDP sockets that all processes of a user share, and a link to each of these processes.
 //!
-//! What goes to another host leaves by the sockets, the default route. What goes to a process of this host leaves by the link to it,
-//! once there is one; to one that wants none, of another version, the kernel carries it from socket to socket.
+//! Packets for another host leave by the sockets, the default route. Packets for a process of this host leave by the link to that process,
+//! once the link is up. To a process that refuses a link, because its version differs for example, the kernel carries packets from socket
+//! to socket.
 
 use super::ended::Ended;
 use super::id::{LINKS_MAX, LinkId};
@@ -26,7 +27,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant as SystemInstant;
 
-/// The route of the sockets; behind it come those of the links.
+/// The route of the sockets. The routes of the links have the numbers above it.
 const SOCKETS: Route = Route(0);
 const _: () = assert!(LINKS_MAX < Route::COUNT);
 
@@ -34,13 +35,13 @@ fn route_of(link: LinkId) -> Route {
     Route(link.number() + 1)
 }
 
-/// The link of a route; `None`: it is that of the sockets.
+/// The link of a route; `None` for the route of the sockets.
 fn link_of(route: Route) -> Option<LinkId> {
     route.0.checked_sub(1).map(LinkId)
 }
 
-/// Opens the port on these addresses of the host, or on all that the processes of the user have; `more` are the options of its
-/// specification, those of the sockets.
+/// Opens the port on the addresses `addrs` of the host, or, if `addrs` is empty, on all addresses that the processes of the user use.
+/// `more` holds the socket options of the port's specification.
 pub(in crate::port) fn open(
     spec: &PortSpec,
     addrs: &[IpAddr],
@@ -64,7 +65,7 @@ pub(in crate::port) fn open(
     Ok(Box::new(HostPort { sockets: Box::new(sockets), links }))
 }
 
-/// The port.
+/// The `host` port.
 struct HostPort {
     sockets: Box<dyn Port>,
     links: Links,
@@ -109,14 +110,14 @@ impl Numbers for HostPort {
     }
 }
 
-/// A queue: frames of the sockets and of the links.
+/// A queue, which carries the frames of the sockets and of the links.
 struct HostQueue {
     sockets: Box<dyn PortQueue>,
     links: LinkQueue,
     look: Look,
-    /// The descriptor of the sockets, to which that of the links was added.
+    /// The epoll descriptor of the sockets, once the descriptor of the links was added to it.
     armed: Option<Arc<OwnedFd>>,
-    /// The link whose route ended last: its number is not used anew before the next call.
+    /// The link whose route ended last. Its number stays reserved until the next call of `next_ended`.
     ended: Option<Ended>,
 }
 
@@ -168,7 +169,8 @@ impl QueueLayer for HostQueue {
         }
     }
 
-    /// The descriptor of the sockets is an epoll instance, which gets that of the links, too: each of both is an edge of it.
+    /// The descriptor of the sockets is an epoll instance. The descriptor of the links is added to it edge-triggered, so that one
+    /// descriptor wakes the shard for both.
     fn arm(&mut self) -> Armed {
         if !self.look.is_up_to_date() {
             return Armed::Pending;
@@ -199,15 +201,15 @@ impl QueueLayer for HostQueue {
 impl Routes for HostQueue {
     fn route_to(&mut self, to: Destination) -> Result<Route, NoRoute> {
         let Destination::Process(number) = to else { return Ok(SOCKETS) };
-        // Queue pair 1 is that of each process: the sockets bring a message to the one that it is for.
+        // Each process has a queue pair 1: the sockets deliver a MAD to the process that it is for.
         if number.block().is_reserved() {
             return Ok(SOCKETS);
         }
         match self.links.route_to(number) {
             Reach::Link(link) => Ok(route_of(link)),
             Reach::Asked => Err(NoRoute::Pending),
-            // What the sockets send to an address of this host reaches the members of its registry alone: who has the UDP port first
-            // shares it with nobody else, and beside 4791 they use another one.
+            // Over the sockets, packets to an address of this host reach only members of its registry: the members share the UDP port with
+            // no other program, and use another port where another program has 4791. So nobody receives packets for a vacant number.
             Reach::Vacant => Err(NoRoute::Nobody),
             Reach::Ourselves | Reach::Unlinked => Ok(SOCKETS),
         }

@@ -1,26 +1,27 @@
-//! What shards read of the keeper's table, without a lock: to which link a run leads.
+//! The part of the keeper's table that shards read, without a lock: to which link a run leads.
 //!
-//! A word for each run, stored by the keeper alone, but for one step: the shard that first needs a run marks it as asked. Links are
-//! reclaimed as memory is in read-copy-update: the keeper takes a link out of the words and of the list, and uses its number again only
-//! when no queue has the link any more ([`shared`](super::shared)).
+//! One word for each run. The keeper is its only writer, except that the shard which first needs a run marks the run as requested. Links
+//! are reclaimed as in read-copy-update: the keeper removes a link from the words and from the list, and reuses its number only when no
+//! queue has the link any more ([`shared`](super::shared)).
 
 use crate::registry::Run;
 use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
-/// The way to a run.
+/// How a run is reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
-    /// Nobody has asked.
+    /// No shard has requested it.
     Unknown,
-    /// It is asked.
+    /// It was requested; the result is not known yet.
     Asked,
-    /// A process has it to which there is no link, for now.
+    /// Another process holds it, and no link to that process is made for a while.
     Unlinked,
-    /// Nobody has it, which was leased so often by then: the lowest bits of [`Registry::leases`](crate::registry::Registry::leases).
+    /// No process holds it. The number is how often it had been leased when that was found out: the lowest bits of
+    /// [`Registry::leases`](crate::registry::Registry::leases).
     Vacant(u8),
-    /// This process.
+    /// This process holds it.
     Ourselves,
-    /// The link with this number.
+    /// The link with this number leads to it.
     Link(u8),
 }
 
@@ -55,11 +56,11 @@ impl Way {
     }
 }
 
-/// Bits of a word of what is wanted.
+/// Runs in a word of `Published::wanted`.
 const BITS: usize = u64::BITS as usize;
 const _: () = assert!(Run::COUNT.is_multiple_of(BITS));
 
-/// The ways to all runs, and which runs the keeper shall ask.
+/// How each run is reached, and which runs shards have requested from the keeper.
 #[derive(Debug)]
 pub struct Published {
     ways: [AtomicU16; Run::COUNT],
@@ -73,18 +74,18 @@ impl Default for Published {
 }
 
 impl Published {
-    /// The way to a run.
+    /// How a run is reached.
     #[inline]
     pub fn way(&self, run: Run) -> Way {
         Way::of(self.ways[run.index()].load(Ordering::Acquire))
     }
 
-    /// Publishes a way. Only the keeper does.
+    /// Publishes how a run is reached. Only the keeper calls this.
     pub fn set(&self, run: Run, way: Way) {
         self.ways[run.index()].store(way.word(), Ordering::Release);
     }
 
-    /// A shard wants a run of which nothing is known. Returns whether the keeper has to be told.
+    /// A shard requests a run whose state is unknown. Returns whether the keeper has to be woken.
     pub fn want(&self, run: Run) -> bool {
         let way = &self.ways[run.index()];
         if way.compare_exchange(UNKNOWN, ASKED, Ordering::Relaxed, Ordering::Relaxed).is_err() {
@@ -94,7 +95,7 @@ impl Published {
         true
     }
 
-    /// Takes the runs that are wanted.
+    /// Takes the runs that were requested.
     pub fn take_wanted(&self) -> Vec<Run> {
         let take = |(at, word): (usize, &AtomicU64)| {
             let bits = word.swap(0, Ordering::Acquire);

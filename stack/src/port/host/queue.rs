@@ -1,9 +1,9 @@
-//! One shard's ends of all links of the process: frames to a link, frames from all of them.
+//! One shard's ends of all links of the process: sends frames on a given link, receives frames from all links.
 //!
-//! Nothing here waits or makes a system call, but to wake a process that sleeps and to ask the keeper for a link.
+//! Nothing here waits. The only system calls wake a process that sleeps and request a link from the keeper.
 //!
-//! Few links bring something at a time: those are looked at in each burst, and others when the process at their other end has told so
-//! ([`sync::news`](crate::sync::news)). All are looked at once a millisecond, and before a sleep.
+//! Few links are busy at a time: their rings are polled in each burst, and the ring of any other link when the peer has set its
+//! notification ([`sync::news`](crate::sync::news)). All rings are polled once a millisecond, and before a sleep.
 
 use super::end::End;
 use super::ended::{Ended, Ending};
@@ -29,60 +29,60 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Links that are looked at in each burst.
+/// Most links whose rings are polled in each burst.
 pub(super) const NEAR: usize = 4;
-/// Time between two looks at all links, and bursts between two looks at the clock.
+/// Interval between polls of all rings, and bursts between two reads of the clock.
 pub(super) const ALL_EVERY: Duration = Duration::from_millis(1);
 const CLOCK_EVERY: u32 = 16;
-/// Frames that a link may bring before others that wait get their turn.
+/// Frames that a link may deliver before other links with frames get their turn.
 pub(super) const TURN: usize = 8;
 const _: () = assert!(RX_BURST.is_multiple_of(TURN));
 
 /// How a queue pair number is reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reach {
-    /// By this link.
+    /// Over this link.
     Link(LinkId),
-    /// It is being found out. What is to be sent there waits, as for the address of a neighbour: no link has it, so none loses it, and
-    /// no retry is charged.
+    /// The route is being resolved. Packets for the number wait, as for the resolution of a neighbour's address: no link has them, so they
+    /// cannot be lost, and no retry is charged.
     Asked,
-    /// It is this process's own.
+    /// The number is this process's own.
     Ourselves,
-    /// No process has it.
+    /// No process holds the number's run.
     Vacant,
-    /// A process has it to which there is no link, for now.
+    /// Another process holds the number's run, and no link to that process is made for a while.
     Unlinked,
 }
 
 /// A shard's ends of all links.
 pub struct LinkQueue {
     pub(super) index: usize,
-    /// How often the list of links had changed when it was looked at.
+    /// The change count of the list of links when this shard read the list last.
     pub(super) seen: u64,
-    /// By number.
+    /// The ends, indexed by the number of the link.
     pub(super) ends: Vec<Option<Box<End>>>,
-    /// The numbers of those that there are.
+    /// The numbers of the links that exist, in ascending order.
     pub(super) order: ArrayVec<u8, LINKS_MAX>,
-    /// The link with which the next burst begins.
+    /// The link from which the next burst receives first.
     turn: u8,
-    /// Links that are looked at in each burst, and bursts so far.
+    /// Links whose rings are polled in each burst; and a count of bursts.
     pub(super) near: ArrayVec<u8, NEAR>,
     bursts: u32,
-    /// When all links are looked at next.
+    /// When all rings are polled next.
     pub(super) all_at: Instant,
-    /// When it is looked next which links are idle.
+    /// When idle links are searched for next.
     pub(super) idle_at: Instant,
-    /// Links on which something was sent, whose receivers may have gone to sleep meanwhile: lately, and some time ago. And empty bursts
-    /// until it is looked whether the latter sleep.
+    /// Links on which frames were sent, whose receivers may have gone to sleep at the same moment: since the last check, and before it. And
+    /// empty bursts until the links in `owed` are checked for sleeping receivers.
     pub(super) sent: ArrayVec<u8, LINKS_MAX>,
     pub(super) owed: ArrayVec<u8, LINKS_MAX>,
     pub(super) look_in: u32,
-    /// Links that brought something in the last burst.
+    /// Links that delivered frames in the last burst.
     fed: ArrayVec<u8, RX_BURST>,
     pub(super) ending: Vec<Ending>,
     pub(super) ended: VecDeque<Ended>,
     pub(super) stock: Stock,
-    /// What a sleep of the shard waits for, once there was one.
+    /// The epoll instance on which the shard sleeps, once it has slept.
     pub(super) sleep: Option<Arc<OwnedFd>>,
     registry: Arc<Registry>,
     pub(super) shared: Arc<Shared>,
@@ -113,7 +113,7 @@ impl LinkQueue {
         }
     }
 
-    /// How a number is reached. Has a link made if there is none: ask again then.
+    /// How a queue pair number is reached. Requests a link if none exists; the caller then asks again later.
     pub fn route_to(&mut self, number: Qpn) -> Reach {
         if self.is_fork() {
             return Reach::Unlinked;
@@ -124,7 +124,7 @@ impl LinkQueue {
                 if self.ends[usize::from(link)].is_none() {
                     self.follow();
                 }
-                // One that has ended meanwhile is asked for anew.
+                // If the link has ended meanwhile, the run is requested anew.
                 let is_there = self.ends[usize::from(link)].is_some();
                 if is_there { Reach::Link(LinkId(link)) } else { Reach::Asked }
             }
@@ -137,41 +137,42 @@ impl LinkQueue {
             Way::Asked => Reach::Asked,
             Way::Ourselves => Reach::Ourselves,
             Way::Unlinked => Reach::Unlinked,
-            // Who has leased it since has changed that count before anyone knew its numbers: it is asked again in a moment.
+            // A process that has leased the run since then raised that count before anyone knew its numbers, so the cached result is stale.
+            // It expires soon, and the run is requested again.
             Way::Vacant(leases) if leases == self.registry.leases(run) as u8 => Reach::Vacant,
             Way::Vacant(_) => Reach::Asked,
         }
     }
 
-    /// Whether there is any link.
+    /// Whether any link exists.
     #[inline]
     pub fn has_any(&self) -> bool {
         !self.order.is_empty()
     }
 
-    /// Bytes that a packet may carry on a link.
+    /// The path MTU of a link: payload bytes that a packet may carry on it. `None` if the link does not exist.
     pub fn segment_on(&self, link: LinkId) -> Option<Mtu> {
         let end = self.ends[usize::from(link.0)].as_ref()?;
         Mtu::of_link(end.link.max_frame.saturating_sub(L2_OVERHEAD))
     }
 
-    /// The most bytes that a packet may carry on any link.
+    /// The largest path MTU that any link can have.
     pub fn longest_segment(&self) -> Option<Mtu> {
         Mtu::of_link(self.shared.max_frame.saturating_sub(L2_OVERHEAD))
     }
 
-    /// The links that there are.
+    /// The links that exist.
     pub fn links(&self) -> impl Iterator<Item = LinkId> + '_ {
         self.order.iter().map(|link| LinkId(*link))
     }
 
-    /// The next link of which the end was noticed. What it had brought was received before.
+    /// The next link whose end this shard has noticed. All frames that had arrived on it were received before.
     pub fn next_ended(&mut self) -> Option<Ended> {
         self.follow();
         self.ended.pop_front()
     }
 
-    /// Appends received frames to `out`, while it has room; returns how many. Links that have many waiting share the room.
+    /// Appends received frames to `out` until it is full, and returns how many. Links with many frames share the room.
     pub fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
         if self.is_fork() {
             return 0;
@@ -187,7 +188,7 @@ impl LinkQueue {
             self.tell_of_all();
         }
         match self.near.as_slice() {
-            // Alone, it is looked at in any case.
+            // A single link is polled in each burst, with or without notifications.
             [link] if self.order.len() == 1 => _ = self.receive_from(*link, RX_BURST, out),
             [] | [_] if !self.has_news() => self.receive_alone(out),
             _ => self.receive_in_turn(out),
@@ -205,7 +206,7 @@ impl LinkQueue {
         frames
     }
 
-    /// Receives from the one link that is looked at in each burst, if there is one, while there are no news of others.
+    /// Receives from the one link that is polled in each burst, if there is one, while no other link has a notification.
     fn receive_alone(&mut self, out: &mut RxBurst) {
         if let Some(&link) = self.near.first()
             && self.look_at(link, false, out) >= TURN
@@ -215,7 +216,7 @@ impl LinkQueue {
         }
     }
 
-    /// Receives from the links that are looked at in each burst, and from those of which there are news.
+    /// Receives from the links that are polled in each burst and from those with a notification.
     fn receive_in_turn(&mut self, out: &mut RxBurst) {
         let mut more = ArrayVec::<u8, { RX_BURST / TURN }>::new();
         let turn = core::mem::take(&mut self.turn);
@@ -231,7 +232,7 @@ impl LinkQueue {
                 let _ = more.try_push(link);
             }
         }
-        // There is room left: those go on that have more.
+        // Room is left: receives more from the links that used up their turn.
         for link in more {
             if !out.is_full() {
                 self.receive_from(link, RX_BURST, out);
@@ -239,7 +240,7 @@ impl LinkQueue {
         }
     }
 
-    /// Receives up to so many frames from a link; returns how many.
+    /// Receives up to `most` frames from a link, and returns how many.
     #[inline]
     pub(super) fn receive_from(&mut self, link: u8, most: usize, out: &mut RxBurst) -> usize {
         let Some(end) = &mut self.ends[usize::from(link)] else { return 0 };
@@ -250,7 +251,7 @@ impl LinkQueue {
         if got.frames + got.dropped == 0 {
             return 0;
         }
-        // What was received is likely to be answered.
+        // Received packets are likely to be answered.
         end.tx.prefetch();
         let _ = self.fed.try_push(link);
         let counters = self.counters();
@@ -261,8 +262,8 @@ impl LinkQueue {
         got.frames
     }
 
-    /// Takes frames off the front of `frames` as long as the link has room; returns how many. Those to a link that has ended are
-    /// dropped, and counted under [`LinkCounts::tx_ended`](super::LinkCounts::tx_ended).
+    /// Sends frames from the front of `frames` until the link is full, removes them, and returns how many. Frames to a link that has ended
+    /// are dropped and counted in [`LinkCounts::tx_ended`](super::LinkCounts::tx_ended).
     pub fn tx_burst(&mut self, link: LinkId, frames: &mut TxBurst) -> usize {
         if self.is_fork() {
             return self.put_all(frames);
@@ -316,14 +317,14 @@ impl LinkQueue {
         }
     }
 
-    /// Whether the process at the other end takes no frames.
+    /// Whether the peer of a link consumes no frames.
     pub fn stalled(&mut self, link: LinkId, now: time::Instant) -> Stalled {
         self.follow();
         let Some(end) = &mut self.ends[usize::from(link.0)] else { return Stalled::No };
         end.stall.look(end.tx.reached().map(u64::from), now)
     }
 
-    /// Prepares a sleep, as [`arm`](crate::port::PortQueue::arm) of a port. The end of a link, and a new one, wake as frames do.
+    /// Prepares a sleep, as [`arm`](crate::port::PortQueue::arm) of a port. The end of a link and a new link wake the shard as frames do.
     pub fn arm(&mut self) -> Armed {
         if self.is_fork() {
             return Armed::Unable;
@@ -346,12 +347,12 @@ impl LinkQueue {
         self.sent.clear();
         self.owed.clear();
         self.look_in = 0;
-        // One fence for all.
+        // One fence for the rings of all links.
         asymmetric::heavy_between_processes();
         let mut is_quiet = self.shared.changes() == self.seen;
         for link in &self.order {
             if let Some(end) = &mut self.ends[usize::from(*link)] {
-                // Who sent meanwhile may have seen that we looked, and told nothing.
+                // A peer that sent meanwhile may have read the flag of a shard that polls, and sent no notification.
                 if !end.rx.iter_mut().all(Rx::waits) {
                     self.shared.news.tell(self.index, LinkId(*link));
                     is_quiet = false;
@@ -361,17 +362,17 @@ impl LinkQueue {
         if is_quiet { Armed::Event(event) } else { Armed::Pending }
     }
 
-    /// An empty frame; `None` while all are in use.
+    /// An empty frame; `None` while all frames are in use.
     pub fn alloc(&mut self) -> Option<Frame> {
         self.stock.take()
     }
 
-    /// Appends up to `n` empty frames to `out`, as far as there is room and there are any.
+    /// Appends up to `n` empty frames to `out`, limited by its room and by the number of free frames.
     pub fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
         self.stock.take_burst(out, n);
     }
 
-    /// Gives back frames, and their slots to those who sent them.
+    /// Recycles frames, and returns their slots to the senders.
     pub fn recycle(&mut self, frames: &mut RxBurst) {
         if !self.is_fork() {
             for link in self.fed.take() {
@@ -385,7 +386,7 @@ impl LinkQueue {
         }
     }
 
-    /// Whether this is the copy of a fork: the links are its parent's.
+    /// Whether this is a copy in a forked child: the links belong to the parent.
     #[inline(always)]
     fn is_fork(&self) -> bool {
         !self.shared.made_by.is_this()
@@ -395,7 +396,7 @@ impl LinkQueue {
         &self.shared.counters[self.index]
     }
 
-    /// Takes the ends of new links, and gives up those of links that have ended.
+    /// Takes the ends of new links, and releases those of links that have ended.
     #[inline(always)]
     fn follow(&mut self) {
         if self.shared.changes() != self.seen && !self.is_fork() {

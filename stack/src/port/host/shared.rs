@@ -1,8 +1,8 @@
-//! What the keeper of the links and the queues share.
+//! State that the keeper and the queues share.
 //!
-//! The keeper makes and ends links; each queue takes its ends of them. A queue looks at one number in each turn, and at the list only
-//! when that has changed. A link that has ended stays there until each queue has taken its end; who has a [`Link`] keeps its number from
-//! being used again.
+//! The keeper makes and ends links; each queue takes its ends of them. In each turn, a queue reads one change counter, and reads the list
+//! only when the counter has changed. A link that has ended stays in the list until each queue has taken its end. While any reference to a
+//! [`Link`] exists, its number is not reused.
 
 use super::budget::{Budget, Unused};
 use super::id::{LINKS_MAX, LinkId};
@@ -24,33 +24,33 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
-/// A link, as queues have it.
+/// A link, as the queues see it.
 pub struct Link {
     /// Its number.
     pub id: LinkId,
-    /// The process at its other end, as the kernel says; 0: it is not visible from here.
+    /// The peer process at its other end, as the kernel reports it; 0 if it is not visible from this PID namespace.
     pub pid: u32,
     /// Its rings.
     pub connection: Connection,
-    /// Rings on which the other process sends.
+    /// Shards of the peer process.
     pub their_queues: usize,
     /// Bytes of the longest frame.
     pub max_frame: usize,
-    /// The other process's news, and its number of this link.
+    /// The peer's notification page, and the peer's number of this link.
     news: News,
     theirs: LinkId,
-    /// The runs to which it leads, or led.
+    /// The runs to which the link leads, or led before it ended.
     runs: Mutex<Vec<Run>>,
-    /// Wake-ups of the other process, and by it, until the link has ended.
+    /// Wake-ups to and from the peer, until the link has ended.
     wakeups: Mutex<Option<Wakeups>>,
     broken: AtomicBool,
     over: AtomicBool,
-    /// The queues that have taken their ends of it, as bits.
+    /// The queues that have taken their ends of the link, a bit for each.
     taken: AtomicU32,
 }
 
 impl Link {
-    /// One that leads nowhere yet.
+    /// A link to which no run is assigned yet.
     pub fn new(id: LinkId, talk: &Talk, made: Made, theirs: LinkId, their_queues: usize) -> Self {
         Self {
             id,
@@ -68,19 +68,19 @@ impl Link {
         }
     }
 
-    /// Tells the other process that one of our shards has sent something.
+    /// Signals the peer that shard `shard` of this process has sent frames.
     pub fn tell(&self, shard: usize) {
         self.news.tell(shard % self.their_queues, self.theirs);
     }
 
-    /// Wakes the other process.
+    /// Wakes the peer.
     pub fn wake(&self) {
         if let Some(wakeups) = &*lock(&self.wakeups) {
             wakeups.send();
         }
     }
 
-    /// Has an epoll instance wait for wake-ups by the other process, edge-triggered, and report them by the number of the link.
+    /// Adds the link to an epoll instance, edge-triggered. Wake-ups by the peer are reported with the number of the link.
     ///
     /// # Errors
     /// Those of epoll_ctl(2).
@@ -90,46 +90,46 @@ impl Link {
         epoll::add(epoll, wakeups, data, EventFlags::IN | EventFlags::ET)
     }
 
-    /// Makes room for wake-ups by the other process.
+    /// Consumes wake-ups of the peer, all but one, so that the peer's next wake-up finds room.
     ///
     /// # Errors
-    /// It has sent what is none.
+    /// The peer has sent descriptors, which no wake-up has.
     pub fn take_wakeups(&self) -> Result<(), HasDescriptors> {
         lock(&self.wakeups).as_ref().map_or(Ok(()), Wakeups::take_all_but_one)
     }
 
-    /// It leads to this run, too.
+    /// Notes that the link leads to this run, too.
     pub fn leads_to(&self, run: Run) {
         lock(&self.runs).push(run);
     }
 
-    /// The runs to which it leads, or led.
+    /// The runs to which the link leads, or led before it ended.
     pub fn runs(&self) -> Vec<Run> {
         lock(&self.runs).clone()
     }
 
-    /// Whether it has ended. Nothing that the other process writes from then on counts.
+    /// Whether the link has ended. Everything that the peer writes from then on is ignored.
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
     }
 
-    /// Notes that a queue takes its end of it; returns whether that had not.
+    /// Notes that a queue takes its end of the link. Returns whether the queue had not taken it before.
     pub fn take(&self, queue: usize) -> bool {
         self.taken.fetch_or(1 << queue, Ordering::AcqRel) >> queue & 1 == 0
     }
 
-    /// Whether so many queues have taken their ends of it.
+    /// Whether at least `queues` queues have taken their ends of the link.
     pub fn is_taken_by_all(&self, queues: usize) -> bool {
         self.taken.load(Ordering::Acquire).count_ones() as usize >= queues
     }
 
-    /// Whether a queue has found that the other process breaks the rules of a link.
+    /// Whether a queue has found that the peer breaks the rules of a link.
     pub fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Relaxed)
     }
 }
 
-/// What happened to links, and to what others wanted.
+/// Counters of links, and of processes that were refused.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct LinkCounts {
@@ -139,40 +139,40 @@ pub struct LinkCounts {
     pub made: u64,
     /// Links that have ended.
     pub ended: u64,
-    /// Processes that were refused, or whose link was ended, for what they said or wrote.
+    /// Processes that were refused, or whose link was ended, because of an invalid message or invalid values in shared memory.
     pub refused: u64,
     /// Frames that a shard sent on a link that had ended.
     pub tx_ended: u64,
 }
 
-/// What the keeper and the queues share.
+/// State that the keeper and the queues share.
 pub struct Shared {
-    /// The ways to runs.
+    /// How runs are reached.
     pub published: Arc<Published>,
     /// How often the list has changed.
     changes: AtomicU64,
     links: Mutex<Vec<Option<Arc<Link>>>>,
     /// Wakes the keeper.
     pub keeper: EventFd,
-    /// Wakes this process's queues: links have changed.
+    /// Wakes the sleeping shards of this process: links have changed.
     pub event: EventFd,
-    /// Says which links have something; and its descriptor, for others.
+    /// The notification page of this process; and its descriptor, for peers.
     pub news: News,
     pub news_fd: Arc<OwnedFd>,
     pub(super) pool: HeapPool,
-    /// The memory of links, and what is to be given back of it.
+    /// The memory budget of the links; below, memory that the keeper is to return to the system.
     pub budget: Arc<Budget>,
     unused: Mutex<Vec<Arc<Unused>>>,
     pub(super) counters: Vec<Counters>,
-    /// Frames that were sent on links that had ended.
+    /// Frames sent on links that had ended.
     pub(super) tx_ended: AtomicU64,
-    /// What the keeper has counted.
+    /// Counters that the keeper maintains.
     pub(super) counts: Mutex<LinkCounts>,
     /// Shards of this process.
     pub queues: usize,
-    /// Bytes of the longest frame that this process takes.
+    /// Bytes of the longest frame that this process receives.
     pub max_frame: usize,
-    /// How long a process may take nothing before it counts as silent.
+    /// Longest time for which a peer that consumes no frames counts as stalled: see [`Stalled`](crate::port::traits::Stalled).
     pub(super) stall: Duration,
     pub(super) made_by: Process,
 }
@@ -211,25 +211,25 @@ impl Shared {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// The links, by number.
+    /// The links, indexed by number.
     pub fn links(&self) -> Vec<Option<Arc<Link>>> {
         lock(&self.links).clone()
     }
 
-    /// A link is up.
+    /// Lists a link that is up.
     pub fn add(&self, link: &Arc<Link>) {
         lock(&self.links)[usize::from(link.id.0)] = Some(Arc::clone(link));
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    /// A link has ended. It stays in the list, so that every queue receives what had arrived. Its connection can be closed.
+    /// Marks a link as ended. It stays in the list, so that each queue receives the frames that had arrived. Its connection can be closed.
     pub fn end(&self, link: &Link) {
         *lock(&link.wakeups) = None;
         link.over.store(true, Ordering::Release);
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    /// Takes a link that has ended out of the list. Returns whether nobody else has it any more.
+    /// Removes a link that has ended from the list. Returns whether no other reference to it exists.
     pub fn remove(&self, link: &Arc<Link>) -> bool {
         if !link.is_taken_by_all(self.queues) {
             return false;
@@ -241,19 +241,19 @@ impl Shared {
         Arc::strong_count(link) == 1
     }
 
-    /// Has the keeper give memory back.
+    /// Passes memory to the keeper, which returns it to the system.
     pub fn give_back(&self, unused: Arc<Unused>) {
         lock(&self.unused).push(unused);
         self.keeper.signal();
     }
 
-    /// Gives memory back.
+    /// Returns to the system the memory that queues have passed to the keeper.
     pub fn discard_unused(&self) {
         let unused = core::mem::take(&mut *lock(&self.unused));
         drop(unused);
     }
 
-    /// Tells the keeper that the process at the other end of a link breaks its rules.
+    /// Reports to the keeper that the peer of a link breaks its rules.
     pub fn is_broken(&self, link: &Link) {
         link.broken.store(true, Ordering::Relaxed);
         self.keeper.signal();

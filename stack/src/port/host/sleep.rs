@@ -1,8 +1,9 @@
-//! What a shard that sleeps waits for: a byte on the socket of a link, by which the process at its other end wakes it, and the keeper.
+//! What ends the sleep of a shard: a byte on the socket of a link, by which the peer wakes it, or a wake-up by the keeper.
 //!
-//! One epoll instance a shard has the sockets of all links, edge-triggered: a byte wakes each shard of the process that sleeps. It is the
-//! receiver that sees to it that a sender finds room for the next byte ([`Wakeups`](crate::registry::Wakeups)): before each sleep, a shard
-//! looks which links woke it since the one before, and takes their bytes but for one. What comes after that look ends the sleep.
+//! Each shard has an epoll instance with the sockets of all links, edge-triggered: one byte wakes each shard of the process that sleeps.
+//! The receiver ensures that a sender finds room for the next byte ([`Wakeups`](crate::registry::Wakeups)): before each sleep, a shard
+//! reads which links have woken it since the previous sleep, and consumes their bytes but for one. A byte that arrives after that ends the
+//! sleep.
 
 use super::id::LINKS_MAX;
 use super::queue::LinkQueue;
@@ -14,13 +15,13 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// The number of the keeper, among those of links.
+/// Event data of the keeper's descriptor; those of links are their numbers.
 const KEEPER: u64 = u64::MAX;
-/// Links that are asked for at a time.
+/// Events that one epoll_wait(2) returns.
 const TOGETHER: usize = 16;
 
 impl LinkQueue {
-    /// What to wait for: it is readable when the keeper or a process at the other end of a link wakes this shard, from now on.
+    /// The descriptor to wait for: readable when the keeper or a peer wakes this shard from now on.
     ///
     /// # Errors
     /// Those of epoll_create(2) and epoll_ctl(2).
@@ -49,10 +50,10 @@ impl LinkQueue {
         Ok(Arc::clone(epoll))
     }
 
-    /// Takes the wake-ups of the last sleep, and those that came since.
+    /// Consumes the wake-ups of the last sleep and those since.
     fn take_wakeups(&self, epoll: &OwnedFd) {
         const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // Once for each link: others may wake it all the time.
+        // Bounded by the number of links: peers may send wake-ups all the time.
         for _ in 0..=LINKS_MAX / TOGETHER {
             let mut events = [const { MaybeUninit::<Event>::uninit() }; TOGETHER];
             let Ok((woke, _)) = epoll::wait(epoll, &mut events, Some(&NOW)) else { return };

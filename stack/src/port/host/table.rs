@@ -1,7 +1,6 @@
-//! Which run belongs to which link, as the keeper knows it: nobody has asked, it is asked, a link is up, there is none, nobody has it. What
-//! changes is published at once.
+//! The keeper's state of each run: not requested, call pending, link up, no link, vacant. Each change is published at once.
 //!
-//! Decides when whom to call, and for how long. No clock here: times are passed in.
+//! Decides which run to call, when, and how long to keep trying. Reads no clock: times are passed in.
 
 use super::published::{Published, Way};
 use crate::registry::Run;
@@ -9,7 +8,7 @@ use core::time::Duration;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Time until a run is called again, at first and at most, where its process lives and it came to no link.
+/// Pause before a run is called again, initial and longest, when its process lives and the call led to no link.
 const AGAIN: Duration = Duration::from_millis(1);
 const AGAIN_MAX: Duration = Duration::from_millis(64);
 /// How long nobody is asked for a run that nobody has.
@@ -19,38 +18,38 @@ pub const FOREIGN_FOR: Duration = Duration::from_millis(100);
 /// The same, for one whose process does not answer or wants no link.
 pub const REFUSED_FOR: Duration = Duration::from_secs(1);
 
-/// A run.
+/// The state of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// Nobody asks.
+    /// No shard has requested it.
     None,
-    /// It is to be called at this time.
+    /// A call is to be made at `at`.
     Due { at: Instant, pause: Duration, since: Instant },
-    /// It is being called.
+    /// A call is under way.
     Called { pause: Duration, since: Instant },
-    /// A link leads there.
+    /// This link leads to its process.
     Up(u8),
-    /// There is no link until then.
+    /// No link is made before this time.
     Unlinked(Instant),
-    /// Nobody has it, which was leased so often; that is believed until then.
+    /// No process holds the run, which had been leased `leases` times (lowest 8 bits). This is assumed until `until`.
     Vacant { until: Instant, leases: u8 },
-    /// This process has it.
+    /// This process holds it.
     Ours,
 }
 
-/// All runs.
+/// The states of all runs.
 #[derive(Debug)]
 pub struct Table {
     runs: Vec<State>,
     published: Arc<Published>,
-    /// For how long a run is asked.
+    /// How long calls of a run are repeated before it counts as refused.
     patience: Duration,
-    /// Whether something has become known that shards may wait for.
+    /// Whether a result is new since the last [`Self::take_news`]: sleeping shards may wait for it.
     has_news: bool,
 }
 
 impl Table {
-    /// Nobody has asked for any.
+    /// A table in which no run was requested.
     pub fn new(published: Arc<Published>, patience: Duration) -> Self {
         Self { runs: vec![State::None; Run::COUNT], published, patience, has_news: false }
     }
@@ -71,7 +70,7 @@ impl Table {
         );
     }
 
-    /// Whether something has become known since this was called last: shards that sleep may wait for it.
+    /// Whether a result is new since the last call. If so, shards that sleep must be woken.
     pub fn take_news(&mut self) -> bool {
         core::mem::take(&mut self.has_news)
     }
@@ -80,14 +79,14 @@ impl Table {
         self.runs[run.index()]
     }
 
-    /// A shard wants a way there.
+    /// A shard requests the route to a run.
     pub fn ask(&mut self, run: Run, now: Instant) {
         if self.get(run) == State::None {
             self.set(run, State::Due { at: now, pause: AGAIN, since: now });
         }
     }
 
-    /// The next run to call now, which is called from now on.
+    /// The next run whose call is due. Its state changes to called.
     pub fn next_due(&mut self, now: Instant) -> Option<Run> {
         let run = Run::all().find(|run| matches!(self.get(*run), State::Due { at, .. } if at <= now))?;
         if let State::Due { pause, since, .. } = self.get(run) {
@@ -101,12 +100,12 @@ impl Table {
         self.set(run, State::Up(link));
     }
 
-    /// The link that leads to this run.
+    /// The link that leads to a run.
     pub fn link_to(&self, run: Run) -> Option<u8> {
         if let State::Up(link) = self.get(run) { Some(link) } else { None }
     }
 
-    /// It came to no link this time: whoever asked waits on.
+    /// The call led to no link this time. The run stays requested and is called again after a pause, until the patience ends.
     pub fn again(&mut self, run: Run, now: Instant) {
         let (pause, since) = match self.get(run) {
             State::Called { pause, since } | State::Due { pause, since, .. } => (pause, since),
@@ -118,29 +117,29 @@ impl Table {
         self.set(run, State::Due { at: now + pause, pause: AGAIN_MAX.min(2 * pause), since });
     }
 
-    /// This process has the run.
+    /// Notes that this process holds the run.
     pub fn ours(&mut self, run: Run) {
         self.set(run, State::Ours);
     }
 
-    /// There is no link to the process that has this run, for a while.
+    /// Notes that no link to the process of this run is made for a time.
     pub fn unlinked(&mut self, run: Run, now: Instant, time: Duration) {
         self.set(run, State::Unlinked(now + time));
     }
 
-    /// Nobody has this run. `leases`: how often it had been leased before that was found out.
+    /// Notes that no process holds this run. `leases`: how often it had been leased before that was found out.
     pub fn vacant(&mut self, run: Run, leases: u64, now: Instant) {
         self.set(run, State::Vacant { until: now + VACANT_FOR, leases: leases as u8 });
     }
 
-    /// A link has ended. Returns the runs to which it led: their process is gone, and others may take them.
+    /// A link has ended. Returns the runs to which it led: their process is gone, and other processes may lease them.
     pub fn end(&mut self, link: u8) -> Vec<Run> {
         let runs: Vec<Run> = Run::all().filter(|run| self.get(*run) == State::Up(link)).collect();
         runs.iter().for_each(|run| self.set(*run, State::None));
         runs
     }
 
-    /// Forgets what is known no longer.
+    /// Drops the results that have expired.
     pub fn expire(&mut self, now: Instant) {
         for run in Run::all() {
             if let State::Unlinked(until) | State::Vacant { until, .. } = self.get(run)
@@ -151,7 +150,7 @@ impl Table {
         }
     }
 
-    /// When something is due, or known no longer.
+    /// When the next call is due or the next result expires.
     pub fn due(&self) -> Option<Instant> {
         let due = |state: &State| match state {
             State::Due { at, .. } => Some(*at),
@@ -193,7 +192,7 @@ mod tests {
         assert_eq!(published.way(run), Way::Unknown);
     }
 
-    // Goal: nothing is remembered of who has ended for longer than a moment.
+    // Goal: the result that a run is vacant is not kept for longer than `VACANT_FOR`.
     #[test]
     fn a_run_that_nobody_has_is_asked_for_again_after_a_while() {
         let (mut table, published, run, now) = table();

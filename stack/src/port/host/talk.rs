@@ -1,4 +1,4 @@
-//! Greetings over a connection: whole messages out and in, each with its descriptors.
+//! Handshake messages over a connection: sends and receives whole messages with their descriptors.
 //!
 //! What another process sends along may be anything, and to close it can take as long as that process likes; the kernel itself closes
 //! what there is no room for. So a message with descriptors is received, looked at and refused on a thread of its own ([`Talk::hear`]), within
@@ -19,23 +19,23 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Descriptors of links have at least this number: those below are for programs that count on low ones, as select(2) does.
+/// Lowest number of a link's descriptor: programs that need low numbers, for select(2) for example, keep those below.
 pub const LEAST: i32 = 256;
-/// Time until what could not be sent is tried again, at first and at most: too many descriptors of the user are under way, and nothing
-/// says when that is over.
+/// Pause before a message that could not be sent is retried, initial and longest: too many descriptors of the user are in flight, and the
+/// kernel does not signal when that ends.
 const AGAIN: Duration = Duration::from_millis(1);
 const AGAIN_MAX: Duration = Duration::from_millis(50);
 
-/// A connection to another process. Not to be dropped: see [`Talk::close`].
+/// A connection to a peer process. Not to be dropped: see [`Talk::close`].
 #[derive(Debug)]
 pub struct Talk {
     connection: Connection,
-    /// The process, as the kernel says.
+    /// The peer, as the kernel reports it.
     pub party: Party,
     unsent: Option<Unsent>,
 }
 
-/// A message that could not be sent yet.
+/// A message that could not be sent yet, when it is retried, and the pause after that.
 #[derive(Debug)]
 struct Unsent {
     bytes: [u8; MESSAGE],
@@ -59,41 +59,41 @@ pub enum Lying {
 /// What another process says.
 #[derive(Debug)]
 pub enum Heard {
-    /// Nothing, after all.
+    /// Nothing was there to receive.
     Nothing,
-    /// No more: it has ended, or its link.
+    /// End of file: the peer has ended, or has closed the connection.
     End,
-    /// Who it is, and its page of news.
+    /// HELLO: the peer's parameters, and its notification page.
     Hello(About, News),
-    /// Who it is, the memory that it offers, its number of the link, and its page of news.
+    /// OFFER: the peer's parameters, its offer, the memory, its number of the link, and its notification page.
     Offer(About, Offer, OwnedFd, LinkId, News),
-    /// It uses the memory, and this is its number of the link.
+    /// UP: the peer has mapped the memory; its number of the link.
     Up(LinkId),
-    /// It wants no link.
+    /// REFUSED: the peer makes no link, for this reason.
     Refused(Refusal),
-    /// Something wrong.
+    /// An invalid message, and what is wrong with it.
     Wrong(String),
 }
 
 impl Talk {
-    /// Over the connection of a call, to a process of this party.
+    /// Takes the connection of a call, to a process that counts as `party`.
     pub fn new(call: Call, party: Party) -> Self {
         Self { connection: call.connection.renumbered(LEAST), party, unsent: None }
     }
 
-    /// The process at the other end; 0: it is not visible from here.
+    /// The peer process; 0 if it is not visible from this PID namespace.
     pub fn pid(&self) -> u32 {
         self.party.pid
     }
 
-    /// Says something, now or as soon as that can be sent. What was said before is sent. Returns whether this is.
+    /// Sends a message, now or as soon as possible. The message before must have been sent. Returns whether this one was sent at once.
     pub fn say(&mut self, now: Instant, message: &Message, fds: Vec<Arc<OwnedFd>>) -> bool {
         self.unsent = Some(Unsent { bytes: message.encode(), fds, at: now, pause: AGAIN });
         self.flush(now);
         self.unsent.is_none()
     }
 
-    /// Tries again to send what could not be sent.
+    /// Retries a message that could not be sent, if its pause is over.
     pub fn flush(&mut self, now: Instant) {
         let Some(unsent) = self.unsent.as_mut().filter(|unsent| unsent.at <= now) else { return };
         let fds: Vec<BorrowedFd<'_>> = unsent.fds.iter().map(|fd| fd.as_fd()).collect();
@@ -102,22 +102,23 @@ impl Talk {
                 unsent.at = now + unsent.pause;
                 unsent.pause = AGAIN_MAX.min(2 * unsent.pause);
             }
-            // Where the other one is gone, that is heard.
+            // If the peer is gone, the next receive reports that.
             Ok(true) | Err(_) => self.unsent = None,
         }
     }
 
-    /// When to [`flush`](Self::flush).
+    /// When to call [`flush`](Self::flush) next; `None` if no message waits.
     pub fn unsent_until(&self) -> Option<Instant> {
         self.unsent.as_ref().map(|unsent| unsent.at)
     }
 
-    /// Wake-ups over it, once nothing is said any more. To be dropped before it is closed.
+    /// Wake-ups over this connection, for use after the handshake. Drop them before the connection is closed.
     pub fn wakeups(&self) -> Option<Wakeups> {
         self.connection.wakeups()
     }
 
-    /// Whether the process at the other end lives: the connection does not end with it where descriptors of its sockets lie in ours.
+    /// Whether the peer process lives. The end of the connection alone does not say so: it does not end with the peer while descriptors of
+    /// the peer's sockets lie in our receive queue.
     pub fn life(&self) -> Life {
         let life = self.connection.peer().and_then(|peer| self.connection.life(peer));
         match life.unwrap_or(Life::Unknown) {
@@ -126,7 +127,7 @@ impl Talk {
         }
     }
 
-    /// Has it ready to end with the process.
+    /// Prepares the connection to be ended at the end of this process.
     pub fn keep_last_word(&self) -> Option<Word> {
         farewell::keep(&self.connection)
     }
@@ -148,7 +149,7 @@ impl Talk {
         understand(&bytes, len, Vec::new())
     }
 
-    /// Receives what lies there on another thread, within this share, and tells it with the connection.
+    /// Receives a message on another thread, within this share, and passes it to `tell` with the connection.
     pub fn hear(self, share: Share, tell: impl FnOnce(Self, Heard) + Send + 'static) {
         apart::run(move || {
             let heard = receive(&self.connection);
@@ -157,7 +158,7 @@ impl Talk {
         });
     }
 
-    /// Ends it. Gives it back where something lies there, and nobody can close that now.
+    /// Closes the connection. Returns it if unread data wait in it and the peer's share is in use: try again later.
     pub fn close(self) -> Option<Self> {
         if !self.connection.is_empty() {
             let Some(share) = Share::take(self.party) else { return Some(self) };
@@ -176,7 +177,7 @@ impl AsFd for Talk {
     }
 }
 
-/// Receives a message, which comes in one piece, and closes what is wrong of it.
+/// Receives a message, which arrives in one piece, and closes what is invalid.
 fn receive(connection: &Connection) -> Heard {
     let mut bytes = [0; MESSAGE];
     let (len, fds) = match rights::receive(connection, &mut bytes) {
@@ -203,7 +204,7 @@ fn wrong(fault: &Fault) -> Heard {
     Heard::Wrong(fault.to_string())
 }
 
-/// Looks at the descriptors of a message, of which there are as many as belong to it.
+/// Checks the descriptors of a message, whose number is right already.
 fn check(message: Message, fds: Vec<OwnedFd>) -> Result<Heard, String> {
     let mut fds = fds.into_iter();
     let mut next = || fds.next().ok_or("it sends too few descriptors");
@@ -211,7 +212,7 @@ fn check(message: Message, fds: Vec<OwnedFd>) -> Result<Heard, String> {
         Message::Hello(about) => Heard::Hello(about, News::of(next()?.as_fd())?),
         Message::Offer(about, offer, link) => {
             let memory = next()?;
-            // It is looked at once more when it is mapped: from here on its close waits for nobody.
+            // The mapping checks it once more. From here on, its close does not block.
             sealed::len(&memory, SealFlags::SHRINK).ok_or("its memory is no sealed memfd of small pages")?;
             Heard::Offer(about, offer, memory, link, News::of(next()?.as_fd())?)
         }

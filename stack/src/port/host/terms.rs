@@ -1,25 +1,25 @@
-//! What two processes come to terms about: how many rings, how long frames are, and how their memory is laid out.
+//! The parameters on which two processes agree: the number of rings, the length of frames, and the layout of the shared memory.
 //!
-//! The process that calls makes the memory. There is a ring each way for each shard of the process that has more of them, and each
-//! process lays out the buffers of the rings on which it sends. A shard sends on the ring of its own number, and receives from those whose
-//! number, modulo the shards of its process, is its own. So each ring has one sender and one receiver.
+//! The process that calls creates the memory. In each direction it holds as many rings as the process with more shards has shards, and each
+//! process lays out the buffers of the rings on which it sends. A shard sends on the ring of its own number, and receives from the rings
+//! whose number, modulo the number of its process's shards, is its own. So each ring has one sender and one receiver.
 
 use crate::config::RUNS_PER_PROCESS;
 use crate::port::memif::region::Layout;
 use crate::registry::Run;
 use arrayvec::ArrayVec;
 
-/// Base-2 logarithm of the slots of a ring. How many of them are in use at a time is the sender's to decide ([`budget`](super::budget)).
+/// Base-2 logarithm of the slots of a ring. The sender decides how many of them are in use at a time ([`budget`](super::budget)).
 pub const LOG2: u8 = 9;
 
-/// What a process says of itself.
+/// The parameters that a process announces.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct About {
     /// Its shards.
     pub queues: usize,
     /// Bytes of its longest frame.
     pub max_frame: usize,
-    /// Its runs, the first one first; there is one at least. What it says of others than that by which it was called is a hint.
+    /// Its runs in order, at least one. All but the run by which the process was called are hints.
     pub runs: ArrayVec<Run, RUNS_PER_PROCESS>,
 }
 
@@ -32,21 +32,21 @@ pub struct Offer {
     pub log2: u32,
     /// Bytes of a buffer.
     pub buffer: u32,
-    /// Bytes of it all.
+    /// Bytes of the whole memory.
     pub size: u64,
 }
 
-/// What holds for a link between two processes, the same seen from either end.
+/// The parameters of a link, which both ends compute alike.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Terms {
-    /// Bytes of the longest frame that both take.
+    /// Bytes of the longest frame that both processes take.
     pub max_frame: usize,
-    /// How its memory is laid out.
+    /// The layout of its memory.
     pub layout: Layout,
 }
 
 impl Terms {
-    /// Those of two processes.
+    /// The parameters of a link between two processes.
     pub fn of(one: &About, other: &About) -> Self {
         let max_frame = one.max_frame.min(other.max_frame);
         // A stride that is no power of two spreads the buffers over the sets of a cache.
@@ -54,14 +54,15 @@ impl Terms {
         Self { max_frame, layout: Layout { queues: one.queues.max(other.queues), log2: LOG2, buffer } }
     }
 
-    /// The offer of who makes the memory.
+    /// The offer that the creator of the memory sends.
     pub fn offer(&self) -> Offer {
         let Layout { queues, log2, buffer } = self.layout;
         Offer { queues: queues as u32, log2: log2.into(), buffer, size: self.layout.size() }
     }
 }
 
-/// The numbers of the rings, of those of the other process, from which a shard receives.
+/// The rings, of those on which the peer sends, from which a shard receives. `shards`: shards of this process; `theirs`: rings on which the
+/// peer sends.
 pub fn rings_to(shard: usize, shards: usize, theirs: usize) -> impl Iterator<Item = usize> {
     (shard..theirs).step_by(shards)
 }
