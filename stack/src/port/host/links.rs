@@ -60,7 +60,7 @@ impl Links {
     /// Those of memfd_create(2), mmap(2), eventfd(2) and pthread_create(3).
     ///
     /// # Panics
-    /// When the configuration has no queue, or more queues than [`SHARDS_MAX`](crate::config::SHARDS_MAX), or no buffers.
+    /// If the configuration has no queue or more queues than `SHARDS_MAX`, or if `HeapPool::new` panics for its frames and bytes.
     pub fn new(registry: Arc<Registry>, config: &LinksConfig) -> io::Result<Self> {
         let LinksConfig { queues, max_frame, frames, patience, stall } = *config;
         assert!((1..=crate::config::SHARDS_MAX).contains(&queues), "{queues} queues");

@@ -1,4 +1,5 @@
-//! An established connection, as queues use it: its memory, its rings, and the events that wake a receiver. How the two ends came to it, and how they see that it is over, is not known here: those of a memif have its control socket.
+//! An established connection, as queues use it: its memory, its rings, and the eventfds that wake a receiver. The setup of a connection and
+//! the detection of its end are elsewhere; a memif uses its control socket for both.
 
 use super::region::Layout;
 use super::ring::{self, Lent, Ring};
@@ -10,26 +11,26 @@ use std::sync::{Arc, Mutex};
 
 /// A connection, as queues use it.
 pub struct Connection {
-    /// Its memory.
+    /// Its shared memory.
     pub region: Arc<Region>,
     /// Rings on which this end receives.
     pub rx: Vec<RingLocation>,
-    /// Rings on which it sends.
+    /// Rings on which this end sends.
     pub tx: Vec<RingLocation>,
-    /// Where these lend buffers: each until its ring is taken.
+    /// The parts of memory in which the send rings lend buffers, each until its ring is taken.
     pub lent: Vec<Mutex<Option<Lent>>>,
-    /// Those that wake who receives: of the rings on which this end sends, and of those on which it receives.
+    /// The eventfds that wake receivers: of the rings on which this end sends, and of the rings on which it receives.
     pub events: Events,
     /// This connection's number, once it is in use.
     pub number: u64,
 }
 
-/// For each ring of the two directions the eventfd that wakes its receiver. Empty where the two ends wake each other otherwise.
+/// For each ring of both directions, the eventfd that wakes its receiver. Empty if the two ends wake each other by other means.
 pub type Events = [Vec<Arc<OwnedFd>>; 2];
 
-/// Where a ring and its buffers are.
+/// The location of a ring and its buffers.
 pub struct RingLocation {
-    /// Where it begins.
+    /// Its offset in the memory.
     pub offset: u32,
     /// Base-2 logarithm of its slots.
     pub log2: u8,
@@ -51,21 +52,21 @@ fn rings(layout: &Layout, to_server: bool, buffers: impl Fn(usize) -> Buffers) -
 }
 
 impl Connection {
-    /// A memif client's, who has laid out the memory.
+    /// The connection of a memif client, which has laid out the memory.
     pub fn of_client(layout: Layout, region: Arc<Region>, events: Events) -> Self {
         let tx = rings(&layout, true, |index| layout.buffers(true, index));
         let rx = rings(&layout, false, |index| layout.buffers(false, index));
         Self { events, ..Self::new(&layout, true, region, rx, tx) }
     }
 
-    /// One of two ends each of which has laid out the buffers of the rings on which it sends. It has no events.
+    /// The connection of an end of which each has laid out the buffers of the rings on which it sends. It has no eventfds.
     pub fn of_equal(layout: Layout, region: Arc<Region>, is_client: bool) -> Self {
         let tx = rings(&layout, is_client, |index| layout.buffers(is_client, index));
         let rx = rings(&layout, !is_client, |_| Buffers::Theirs);
         Self::new(&layout, is_client, region, rx, tx)
     }
 
-    /// Of an end that has laid out the buffers of the rings on which it sends.
+    /// The connection of an end that has laid out the buffers of the rings on which it sends.
     fn new(
         layout: &Layout,
         is_client: bool,
@@ -78,10 +79,10 @@ impl Connection {
         Self { region, rx, tx, lent, events: Events::default(), number: 0 }
     }
 
-    /// A memif server's, who was told where the rings are.
+    /// The connection of a memif server, to which the client sent the locations of the rings.
     ///
     /// # Errors
-    /// Something else is there.
+    /// No ring is at one of these locations.
     pub fn of_server(
         region: Arc<Region>,
         rx: Vec<RingLocation>,
@@ -93,25 +94,25 @@ impl Connection {
                 return Err(format!("there is no ring at {offset}: its cookie is another one"));
             }
         }
-        // Frames are built in buffers that are where they are described now; others are copied to.
+        // Frames are built in place only in buffers at the locations that the descriptors name now; other buffers are copied to.
         let described = |at: &RingLocation| Ring::new(&region, at.offset, at.log2).ok()?.described();
         let wanted: Vec<_> = tx.iter().map(|at| described(at).unwrap_or((0, 0))).collect();
         let lent = lent(&region, &wanted);
         Ok(Self { region, rx, tx, lent, events, number: 0 })
     }
 
-    /// The ring with this number on which this end receives.
+    /// The receive ring with this number.
     ///
     /// # Errors
-    /// It is not in the region.
+    /// The ring is not in the region.
     pub fn receiving(&self, index: usize) -> Result<RingEnd, String> {
         self.end(&self.rx[index])
     }
 
-    /// The ring with this number on which this end sends. Who takes it first builds frames in its buffers.
+    /// The send ring with this number. Only the first caller can build frames in the ring's buffers.
     ///
     /// # Errors
-    /// It is not in the region.
+    /// The ring is not in the region.
     pub fn sending(&self, index: usize) -> Result<RingEnd, String> {
         let (mut ring, buffers) = self.end(&self.tx[index])?;
         if let Some(lent) = lock(&self.lent[index]).take() {

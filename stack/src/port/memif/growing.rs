@@ -1,4 +1,4 @@
-//! A sender that uses few buffers at first, and more of them as it needs them.
+//! A sender that uses few buffers at first, and more as it needs them.
 
 use super::growth::Growth;
 use super::ring::Ring;
@@ -7,11 +7,11 @@ use super::tx::Tx;
 use core::ops::Range;
 
 impl Tx {
-    /// A ring that was never used, whose buffers this process laid out. It uses `count` of them, a power of two, until it
+    /// The sending end of an unused ring whose buffers this process laid out. It uses `count` of them, a power of two, until it
     /// [grows](Self::grow).
     ///
     /// # Panics
-    /// When there are not as many, or they are those of the other process.
+    /// If the ring has fewer buffers, `count` is not a power of two, or the other process laid the buffers out.
     pub fn growing(ring: Ring, buffers: Buffers, max_frame: usize, count: u16) -> Self {
         let slots = ring.slots();
         assert!(
@@ -23,25 +23,25 @@ impl Tx {
         tx
     }
 
-    /// The slot in which the next frame is sent.
+    /// The slot of the next frame.
     pub fn next(&self) -> u16 {
         self.next
     }
 
-    /// The bytes of these buffers, where this process laid them out.
+    /// The byte range of these buffers; empty if the other process laid them out.
     pub fn bytes_of(&self, buffers: Range<u16>) -> Range<usize> {
         let Buffers::Ours { first, size } = self.buffers else { return 0..0 };
         let at = |buffer: u16| first as usize + usize::from(buffer) * size as usize;
         at(buffers.start)..at(buffers.end)
     }
 
-    /// Whether more buffers would be used: all are in flight, and the ring has more.
+    /// Whether more buffers are needed: all are in flight, and the ring has more.
     #[inline(always)]
     pub fn wants_more(&self) -> bool {
         self.growth.as_ref().is_some_and(|growth| growth.is_full && growth.count() < self.ring.slots())
     }
 
-    /// Uses twice as many from now on, if it [wants](Self::wants_more) to.
+    /// Uses twice as many buffers from now on, if [`wants_more`](Self::wants_more).
     pub fn grow(&mut self) {
         if self.wants_more()
             && let Some(growth) = &mut self.growth
@@ -51,7 +51,7 @@ impl Tx {
         }
     }
 
-    /// Uses so many alone, if nothing is in flight; returns whether it does. A power of two.
+    /// Goes back to `count` buffers, a power of two, if nothing is in flight. Returns whether it does.
     pub fn shrink_to(&mut self, count: u16) -> bool {
         let Some(growth) = self.growth.as_mut().filter(|growth| growth.count() >= count) else {
             return false;
@@ -80,7 +80,7 @@ mod tests {
     const LOG2: u8 = 6;
     const FRAME: usize = 100;
 
-    /// Both ends of a ring of which two buffers are used at first.
+    /// Both ends of a ring that uses two buffers at first.
     fn ends() -> (Tx, Rx) {
         let layout = Layout { queues: 1, log2: LOG2, buffer: 128 };
         let (fd, ours) = layout.make_empty("test", Fill::AsUsed).unwrap();
@@ -99,7 +99,7 @@ mod tests {
         bytes
     }
 
-    // Goal: whenever a ring grows and shrinks, and however many frames are in flight, each frame arrives as it was sent, in order.
+    // Goal: whenever a ring grows and shrinks, and however many frames are in flight, each frame arrives intact and in order.
     #[test]
     fn a_ring_that_grows_and_shrinks_loses_nothing() {
         let mut most_used = 0;

@@ -1,16 +1,16 @@
-//! Which buffers a sender uses, where these are not one for each slot. Slots take them in turn, so all that are used are touched before
-//! long: a few stay in a cache, and many let a receiver run late. So a ring uses few at first, twice as many each time all are in flight,
-//! and few again when it is idle; the memory of the others is never touched, or was given back.
+//! Which buffers a sender uses, if not one for each slot. Slots take buffers in turn, so all buffers in use are touched before long: few of
+//! them stay in a cache, and many tolerate a slow receiver. So a ring uses few at first, twice as many each time all are in flight, and few
+//! again when it is idle. The memory of the others was never touched, or was returned to the system.
 //!
-//! A slot has the buffer of the slot `count` before it, which was received: so each buffer is in one slot in flight at most. When the
-//! ring grows, the slots that come have the new buffers, as many as there were; the ones behind them again those of `count` before.
+//! A slot takes the buffer of the slot `count` before it, which was received: so each buffer is in at most one slot in flight. When the
+//! ring grows, the next slots take the new buffers; the slots after those again take the buffers of the slots `count` before.
 
 /// The buffers that a sender uses.
 #[derive(Debug)]
 pub(super) struct Growth {
-    /// How many: a power of two, not more than the ring has slots.
+    /// Buffers in use: a power of two, at most the slots of the ring.
     count: u16,
-    /// Of these, the last ones that no slot has had yet.
+    /// How many of these, the last ones, no slot has had yet.
     fresh: u16,
     /// Whether all were in flight when the receiver's index was read last.
     pub is_full: bool,
@@ -18,16 +18,16 @@ pub(super) struct Growth {
     named: Box<[u16]>,
 }
 
-/// No buffer.
+/// No buffer was assigned to a slot.
 const NONE: u16 = u16::MAX;
 
 impl Growth {
-    /// So many of a ring that has more slots, and was never used.
+    /// `count` buffers of an unused ring of `slots` slots.
     pub fn new(slots: u16, count: u16) -> Self {
         Self { count, fresh: count, is_full: false, named: vec![NONE; slots.into()].into() }
     }
 
-    /// How many there are.
+    /// Buffers in use.
     #[inline(always)]
     pub fn count(&self) -> u16 {
         self.count
@@ -38,7 +38,7 @@ impl Growth {
         usize::from(slot) & (self.named.len() - 1)
     }
 
-    /// The buffer of a slot that is to be filled; `next` is the first of those.
+    /// The buffer of a slot to be filled. `next` is the first slot to be filled.
     #[inline(always)]
     pub fn buffer(&self, next: u16, slot: u16) -> u16 {
         match slot.wrapping_sub(next) {
@@ -47,7 +47,7 @@ impl Growth {
         }
     }
 
-    /// The next slot is filled. Returns its buffer, if its descriptor names another one.
+    /// Notes that the next slot is filled. Returns its buffer if the slot's descriptor names another one.
     #[inline(always)]
     pub fn assign(&mut self, slot: u16) -> Option<u16> {
         let buffer = self.buffer(slot, slot);
@@ -57,12 +57,12 @@ impl Growth {
         (before != buffer).then_some(buffer)
     }
 
-    /// Uses twice as many: all were in flight.
+    /// Doubles the buffers. All must be in flight.
     pub fn grow(&mut self) {
         (self.fresh, self.count, self.is_full) = (self.count, 2 * self.count, false);
     }
 
-    /// Uses so many alone: none is in flight.
+    /// Goes back to `count` buffers. None may be in flight.
     pub fn shrink_to(&mut self, count: u16) {
         (self.count, self.fresh, self.is_full) = (count, count, false);
     }

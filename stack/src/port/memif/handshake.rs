@@ -1,10 +1,10 @@
-//! The handshake of the two ends of a memif, sans-IO: messages and descriptors in, messages out; no socket, no clock, no mapping.
+//! The handshake between the two ends of a memif, sans-IO: messages and descriptors in, messages out; no socket, no clock, no mapping.
 //!
-//! The server sends HELLO. The client answers INIT, ADD_REGION, ADD_RING for each ring, CONNECT, and the server acknowledges
-//! each, the last one by CONNECTED. The peer is not trusted: a message that is out of order or out of range, or brings more
-//! descriptors than it should, ends the handshake with an error message. So each end takes a bounded number of messages.
+//! The server sends HELLO. The client sends INIT, ADD_REGION, ADD_RING for each ring, and CONNECT. The server acknowledges each message; it
+//! answers CONNECT with CONNECTED. The peer is not trusted: a message that is out of order or out of range, or carries the wrong number of
+//! descriptors, ends the handshake with an error message. So each end accepts a bounded number of messages.
 //!
-//! `Fd` is the type of descriptors; refused ones are dropped.
+//! `Fd` is the type of descriptors. Descriptors that are refused are dropped.
 
 use super::message::{AddRing, Hello, Init, Message, SECRET, VERSION};
 use super::ring;
@@ -14,23 +14,23 @@ use super::ring;
 pub struct Terms {
     /// Rings in each direction.
     pub queues: usize,
-    /// Base-2 logarithm of a ring's slots; a server takes what the client has.
+    /// Base-2 logarithm of a ring's slots. A server accepts the client's value instead.
     pub log2: u8,
     /// Number of the interface at the server.
     pub id: u32,
-    /// The secret; zeros are none.
+    /// The secret; zeros if none.
     pub secret: [u8; SECRET],
 }
 
-/// What this program calls itself.
+/// The name of this program in messages.
 const NAME: &str = "roce";
 
-/// A client's offer, complete and within bounds; its memory is not checked yet.
+/// A client's offer, complete and in bounds. Its memory is not checked yet.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Offer<Fd> {
     /// Its memory.
     pub region: Fd,
-    /// Bytes of it.
+    /// Bytes of the memory.
     pub size: u64,
     /// Rings from client to server, by number.
     pub to_server: Vec<RingOffer<Fd>>,
@@ -41,20 +41,20 @@ pub struct Offer<Fd> {
 /// A ring of an offer.
 #[derive(Debug, PartialEq, Eq)]
 pub struct RingOffer<Fd> {
-    /// Where it begins.
+    /// Offset of its first byte in the memory.
     pub offset: u32,
     /// Base-2 logarithm of its slots.
     pub log2: u8,
-    /// Wakes the receiver.
+    /// The eventfd that wakes the receiver.
     pub event: Fd,
 }
 
-/// What a server does after a message.
+/// The action of a server after a message.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ServerStep<Fd> {
-    /// Sends this.
+    /// Send this message.
     Answer(Message),
-    /// Uses this, and sends [`connected`].
+    /// Map this memory, then send [`connected`].
     Connect(Offer<Fd>),
 }
 
@@ -65,7 +65,7 @@ pub struct Server<Fd> {
     /// INIT was received.
     known: bool,
     region: Option<(Fd, u64)>,
-    /// From client to server, and back.
+    /// Rings from client to server, and from server to client.
     rings: [Vec<Option<RingOffer<Fd>>>; 2],
 }
 
@@ -74,7 +74,7 @@ pub fn connected() -> Message {
     Message::Connected { name: NAME.into() }
 }
 
-/// A message after the handshake ends the connection: returns the reason, and whether the message was within the protocol.
+/// A message after the handshake ends the connection. Returns the reason, and whether the protocol permits the message.
 pub fn after_handshake(bytes: &[u8]) -> (String, bool) {
     match Message::decode(bytes) {
         Ok(Message::Disconnect { why }) => (left(&why), true),
@@ -91,7 +91,7 @@ fn unexpected(message: &Message) -> String {
     format!("{} came when it should not", message.kind())
 }
 
-/// The one descriptor that must come with a message.
+/// Returns the descriptor of a message that must carry exactly one.
 fn one<Fd>(fds: Vec<Fd>, kind: &str) -> Result<Fd, String> {
     let n = fds.len();
     match <[Fd; 1]>::try_from(fds) {
@@ -101,7 +101,7 @@ fn one<Fd>(fds: Vec<Fd>, kind: &str) -> Result<Fd, String> {
 }
 
 impl<Fd> Server<Fd> {
-    /// Begins; the first message is [`hello`](Self::hello).
+    /// Begins a handshake. The first message to send is [`hello`](Self::hello).
     pub fn new(terms: &Terms) -> Self {
         let rings = || (0..terms.queues).map(|_| None).collect();
         Self { terms: terms.clone(), known: false, region: None, rings: [rings(), rings()] }
@@ -120,7 +120,7 @@ impl<Fd> Server<Fd> {
         })
     }
 
-    /// Handles a message from the client, with the descriptors that came with it; `taken`: the server has a client already.
+    /// Handles a message from the client, with the descriptors that it carried. `taken`: the server has a client already.
     ///
     /// # Errors
     /// Why the client is refused.
@@ -223,25 +223,25 @@ fn queues(theirs: usize, ours: usize) -> String {
     format!("the peer has {theirs} queues, this end {ours}: use as many at both ends")
 }
 
-/// What a client does after a message.
+/// The action of a client after a message.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ClientStep {
-    /// Makes its memory, with rings of 2 to the power of this many slots, and sends [`Client::offer`].
+    /// Create the memory, with rings of 2 to the power of this many slots, and send [`Client::offer`].
     Offer(u8),
-    /// Waits.
+    /// Wait for the next message.
     Wait,
-    /// Uses its rings.
+    /// Use the rings.
     Connected,
 }
 
-/// What is sent along with a message.
+/// The descriptor that a message carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Along {
     /// Nothing.
     Nothing,
     /// The region's descriptor.
     Region,
-    /// The event of a ring: from client to server (or back), its number.
+    /// The eventfd of a ring: whether the ring leads from client to server, and its number.
     Event(bool, usize),
 }
 
@@ -251,17 +251,17 @@ pub struct Client {
     terms: Terms,
     /// HELLO was received.
     known: bool,
-    /// Missing acknowledgements, once the offer was made.
+    /// Acknowledgements still missing, once the offer was made.
     missing: Option<usize>,
 }
 
 impl Client {
-    /// Begins; the server sends first.
+    /// Begins a handshake. The server sends first.
     pub fn new(terms: &Terms) -> Self {
         Self { terms: terms.clone(), known: false, missing: None }
     }
 
-    /// Handles a message from the server, with the number of descriptors that came with it.
+    /// Handles a message from the server. `fds`: how many descriptors it carried.
     ///
     /// # Errors
     /// Why the server is refused.
@@ -302,7 +302,8 @@ impl Client {
         }
     }
 
-    /// All messages of a client, in their order. `offset`: where a ring begins (from client to server, or back; its number).
+    /// All messages of a client, in order. `offset` returns where a ring begins, given whether it leads from client to server, and its
+    /// number.
     pub fn offer(
         &mut self,
         size: u64,
@@ -343,7 +344,7 @@ mod tests {
 
     const SIZE: u64 = 1 << 20;
 
-    /// What a well-behaved client of two queues sends, with its descriptors.
+    /// The messages of a well-behaved client with two queues, and their descriptors.
     fn script(terms: &Terms) -> Vec<(Message, Vec<i32>)> {
         let mut client = Client::new(terms);
         let hello = Server::<i32>::new(terms).hello();
@@ -388,11 +389,11 @@ mod tests {
 
     #[test]
     fn a_server_takes_messages_in_their_order_only() {
-        // Goal: leave out, repeat or exchange any message, send any with another number of descriptors: an error, and never an
-        // offer that is not whole.
+        // Goal: if any message is left out, repeated or swapped with another, or carries another number of descriptors, the server returns
+        // an error, and never an incomplete offer.
         let terms = terms(2);
         let good = script(&terms);
-        // Rings may come in any order; all else may not.
+        // Only the messages that add rings may come in any order.
         let is_ring = |i: usize| matches!(good[i].0, Message::AddRing(_));
         for i in 0..good.len() {
             let mut without = good.clone();
@@ -532,8 +533,8 @@ mod tests {
 
     #[test]
     fn any_messages_end_in_an_offer_or_an_error() {
-        // Goal: random messages, most of them nearly right: an offer at the end is within its region, and the number of messages
-        // is bounded.
+        // Goal: for random messages, most of them nearly valid, an offer at the end is within its region, and the number of messages is
+        // bounded.
         let terms = terms(2);
         let good = script(&terms);
         let mut state = 7u64;

@@ -1,10 +1,10 @@
-//! The life of a memif's link: peers are found, meet and leave.
+//! The life of a memif's link: peers are found, connect and disconnect.
 //!
-//! Threads that call [`Port::maintain`](crate::port::Port::maintain), and queues that have no link, take a few steps: they look
-//! whether somebody came, connect, and look whether the peer left. They wait for nobody. What takes long, or what a peer can make
-//! wait, is done on threads of its own, while there is any ([`meeting`], [`apart`]); how many each peer may keep busy is bounded
-//! ([`share`](crate::port::share)). A queue in the middle of a burst keeps the connection that it uses ([`Connection`]) until it
-//! checks for the next one.
+//! Threads that call [`Port::maintain`](crate::port::Port::maintain), and queues without a link, take short steps: they accept clients,
+//! connect, and check whether the peer has left. They never block. Work that takes long, or that a peer can block, is done on threads of
+//! its own, which exist only meanwhile ([`meeting`], [`apart`]); how many of them each peer may occupy is bounded
+//! ([`share`](crate::port::share)). A queue in the middle of a burst keeps its connection ([`Connection`]) until it checks for the next
+//! one.
 
 use super::connection::Connection;
 use super::handshake;
@@ -23,18 +23,18 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::Instant;
 
-/// Time until the next attempt of a client where no server listened.
+/// Pause before a client connects again, if no server listened.
 const RETRY: Duration = Duration::from_millis(50);
-/// Doublings of [`RETRY`] for a server with which no link lasts: each attempt makes new memory.
+/// Most doublings of [`RETRY`] for a server with which no link lasts, as each attempt creates new memory.
 const FAILURES_MAX: u32 = 5;
 /// A link that lasted less counts as a failed attempt.
 const LASTED: Duration = Duration::from_millis(200);
-/// Most clients that are accepted at a time, and most that wait because their share is in use.
+/// Most clients that are accepted in one step, and most that wait because their share is in use.
 const ACCEPTED: usize = 8;
 
 /// The link of a port, shared by the port and its queues.
 pub struct State {
-    /// Number of the current connection; 0: there is none. Queues read this once a burst.
+    /// Number of the current connection; 0 if none. Queues read this once per burst.
     pub number: AtomicU64,
     current: Mutex<Option<Arc<Connection>>>,
     /// Number of a connection that a queue found broken.
@@ -78,7 +78,7 @@ impl State {
         self.broken.store(number, Ordering::Relaxed);
     }
 
-    /// Takes the steps that are due, unless another thread does so now. Does nothing in a fork: the link is the parent's.
+    /// Takes the steps that are due, unless another thread does so now. Does nothing in a forked child: the link is the parent's.
     pub fn serve(&self) {
         if !self.made_by.is_this() {
             return;
@@ -91,7 +91,7 @@ impl State {
         connector.serve(self, Instant::now());
     }
 
-    /// What the next step waits for, while there is no link.
+    /// What the next step waits for while the link is down.
     pub fn wait(&self) -> Wait {
         match self.connector.try_lock() {
             Ok(connector) => connector.wait(),
@@ -99,7 +99,7 @@ impl State {
         }
     }
 
-    /// Queues use this from their next burst on; `None`: no link.
+    /// Publishes the connection that queues use from their next burst on; `None` if the link is down.
     fn publish(&self, connection: Option<Arc<Connection>>) {
         let mut current = lock(&self.current);
         let number = connection.as_ref().map_or(0, |connection| connection.number);
@@ -118,13 +118,13 @@ impl Drop for State {
 
 /// What a link that is down waits for.
 pub enum Wait {
-    /// A peer, which makes this readable.
+    /// A peer. The descriptor is readable when one connects.
     Peer(Arc<OwnedFd>),
-    /// A meeting, which makes this readable when it is over.
+    /// A handshake. The descriptor is readable when it is over.
     Meeting(Arc<OwnedFd>),
     /// The time of the next attempt.
     Until(Instant),
-    /// A step that is under way.
+    /// A step that is in progress or due.
     Soon,
 }
 
@@ -132,13 +132,13 @@ pub enum Wait {
 pub enum End {
     /// Waits for clients.
     Server {
-        /// Where they connect. Closed with it are clients that were not accepted.
+        /// The socket to which they connect. Closing it also closes clients that were not accepted.
         listener: Apart<Listener>,
-        /// Removed with the port.
+        /// The socket file, removed with the port.
         _file: SocketFile,
-        /// Clients that are met now, the first one first.
+        /// Handshakes with clients in progress, the oldest first.
         meetings: Vec<(Meeting, Party)>,
-        /// Clients that wait until their share is not in use.
+        /// Clients that wait because their share is in use.
         held: VecDeque<(Apart<Stranger>, Party)>,
     },
     /// Looks for a server.
@@ -149,23 +149,23 @@ pub enum End {
         buffer: u32,
         /// When to try again.
         try_at: Option<Instant>,
-        /// Attempts in a row of which no link came that lasted.
+        /// Attempts in a row that led to no link that lasted.
         failures: u32,
-        /// The server that is met now.
+        /// The handshake with a server in progress.
         meeting: Option<Meeting>,
-        /// One that waits until its share is not in use.
+        /// A server that waits because its share is in use.
         held: Option<(Apart<Stranger>, Party)>,
     },
 }
 
 impl End {
-    /// A server's.
+    /// The end of a server.
     pub fn server(listener: Listener, file: SocketFile) -> Self {
         let listener = Apart::new(listener);
         Self::Server { listener, _file: file, meetings: Vec::new(), held: VecDeque::new() }
     }
 
-    /// A client's, whose buffers have so many bytes.
+    /// The end of a client, with buffers of this many bytes.
     pub fn client(path: PathBuf, buffer: u32) -> Self {
         Self::Client { path, buffer, try_at: None, failures: 0, meeting: None, held: None }
     }
@@ -178,7 +178,7 @@ struct Up {
     since: Instant,
 }
 
-/// Finds peers, meets them, and sees them off. One thread at a time takes its steps.
+/// Finds peers, makes handshakes with them, and ends their connections. One thread at a time takes its steps.
 struct Connector {
     common: Arc<Common>,
     end: End,
@@ -235,7 +235,7 @@ impl Connector {
         apart::run(move || meeting::end(&common, &socket.into_inner(), broken));
     }
 
-    /// A client tries again after a while.
+    /// Schedules the next attempt of a client.
     fn failed(&mut self, now: Instant) {
         if let End::Client { try_at, failures, .. } = &mut self.end {
             *try_at = Some(now + RETRY * (1 << *failures));
@@ -243,7 +243,7 @@ impl Connector {
         }
     }
 
-    /// Takes what came of meetings.
+    /// Handles the outcomes of meetings.
     fn take_outcomes(&mut self, state: &State, now: Instant) {
         for Outcome { number, met } in self.common.outcomes() {
             match &mut self.end {
@@ -257,7 +257,7 @@ impl Connector {
         }
     }
 
-    /// Connects: the peer has the same rings.
+    /// Puts a connection into service.
     fn connect(
         &mut self,
         state: &State,
@@ -268,7 +268,7 @@ impl Connector {
         if matches!(self.end, End::Server { .. })
             && !socket.send(&handshake::connected().encode(), None).unwrap_or(false)
         {
-            // It has left, or does not read what it is sent.
+            // The peer has left, or does not read its messages.
             self.common.taken.store(false, Ordering::Release);
             return;
         }
@@ -281,10 +281,10 @@ impl Connector {
         self.common.log_up();
     }
 
-    /// Meets a peer of this party if that is within its share.
+    /// Begins a handshake with a peer of this party if its share permits it.
     ///
     /// # Errors
-    /// The peer, where it is not.
+    /// The peer, if its share is in use.
     fn meet(
         &mut self,
         stranger: Apart<Stranger>,
@@ -293,7 +293,7 @@ impl Connector {
     ) -> Result<Option<Meeting>, Apart<Stranger>> {
         let Some(share) = Share::take(party) else { return Err(stranger) };
         self.last_meeting += 1;
-        // Where no descriptor is left the peer finds its socket closed.
+        // If no descriptor is left, the peer finds its socket closed.
         Ok(Meeting::begin(&self.common, self.last_meeting, stranger, share, role).ok())
     }
 
@@ -324,7 +324,7 @@ impl Connector {
             match met {
                 Ok(meeting) => meetings.extend(meeting.map(|meeting| (meeting, party))),
                 Err(stranger) => {
-                    // The oldest one of the same party makes room.
+                    // Stops the oldest meeting of the same party, to make room.
                     let oldest = meetings.iter().find(|(meeting, of)| *of == party && !meeting.is_stopped());
                     if let Some((meeting, _)) = oldest {
                         meeting.stop("others came before this was done");
@@ -362,7 +362,7 @@ impl Connector {
         }
     }
 
-    /// Sends a disconnect to every peer.
+    /// Ends all connections and handshakes. Connected peers get a DISCONNECT.
     fn close(&mut self) {
         for Outcome { met, .. } in self.common.close() {
             if let Some((socket, _)) = met {
@@ -387,7 +387,7 @@ impl Connector {
     }
 }
 
-/// Whether a client has only to wait: no server listens yet, or many clients came at once.
+/// Whether a client simply has to wait: no server listens yet, or many clients connect at once.
 fn is_absent(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{ConnectionRefused, Interrupted, NotFound, WouldBlock};
     matches!(error.kind(), NotFound | ConnectionRefused | WouldBlock | Interrupted)
@@ -437,7 +437,8 @@ mod tests {
         }
     }
 
-    // Goal: a server that reads one message of the offer, says why it refuses, and closes is counted, and not taken for one that left.
+    // Goal: a server that reads one message of the offer, sends the reason why it refuses, and closes is counted as refused, and not as one
+    // that left.
     #[test]
     fn the_reason_of_a_server_that_does_not_read_on_arrives() {
         let (listener, path, _file) = listen("refuses");
@@ -464,7 +465,7 @@ mod tests {
             serve(&state, now);
             if let Some(server) = listener.accept(1 << 33).unwrap() {
                 attempts.push(now);
-                // Of some it accepts the offer, and leaves then.
+                // Of every second attempt it accepts the offer, then disconnects.
                 let server = known(server);
                 if attempts.len() % 2 == 0 {
                     server.send(&Server::<OwnedFd>::new(&TERMS).hello().encode(), None).unwrap();
@@ -477,7 +478,7 @@ mod tests {
                     }
                 }
                 drop(server);
-                // The link notices at the same moment.
+                // Until the link has noticed.
                 while !matches!(state.wait(), Wait::Until(at) if at > now) {
                     serve(&state, now);
                 }
@@ -488,7 +489,7 @@ mod tests {
         assert_eq!(pauses, [50, 100, 200, 400, 800, 1600, 1600, 1600, 1600]);
     }
 
-    // Goal: memory is made, mapped, filled and unmapped by another thread than the one that maintains the port, however much it is.
+    // Goal: memory is created, mapped, filled and unmapped by another thread than the one that maintains the port, whatever its size.
     #[test]
     fn the_memory_of_a_link_costs_the_caller_nothing() {
         let faults = || {
@@ -507,9 +508,9 @@ mod tests {
             serve(&client, Instant::now());
         }
         assert!(client.current().unwrap().region.len() > 64 << 20);
-        // Some for what else it allocates and waits for; a quarter of the region would be too many.
+        // Some page faults for other allocations and waits; a quarter of the region would be too many.
         assert!(faults() - before < 4096, "{} page faults for a region of 16384 pages", faults() - before);
-        // Goal: when both ports are gone nothing keeps what they shared, and with it a descriptor.
+        // Goal: when both ports are gone, nothing keeps their shared state, which includes a descriptor.
         let ends = [&server, &client].map(|state| Arc::downgrade(&state.common));
         drop((server, client));
         while ends.iter().any(|common| common.strong_count() > 0) {
@@ -517,7 +518,7 @@ mod tests {
         }
     }
 
-    // Goal: a client that says nothing is told so and given up, and the next one is waited for.
+    // Goal: a client that sends nothing gets a reason and is given up, and the server waits for the next one.
     #[test]
     fn a_client_that_says_nothing_is_given_up() {
         let (listener, path, file) = listen("silent");

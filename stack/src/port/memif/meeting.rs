@@ -1,7 +1,7 @@
-//! A meeting: the handshake with a peer that was found, on a thread of its own, which ends with it.
+//! A meeting: the handshake with a peer that was found, on a thread of its own, which ends with the handshake.
 //!
-//! The peer can keep this thread waiting (see [`socket`](super::socket)), and memory takes time to be made, mapped and filled. Nobody
-//! waits for either: the link takes the outcome with its next step.
+//! The peer can block this thread (see [`socket`](super::socket)), and memory takes time to create, map and fill. No other thread waits for
+//! it: the link handles the outcome in its next step.
 
 use super::connection::{Connection, Events, RingLocation};
 use super::handshake::{
@@ -26,9 +26,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
-/// How long the other end of a handshake may be silent before it is given up: perhaps no process serves its socket any more.
+/// How long the peer may send nothing during a handshake: the process that serves its socket may have hung.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Time between two looks of a client that waits whether the one before it is still there.
+/// Interval at which a waiting client checks whether the client before it still exists.
 const TAKEN_STEP: Duration = Duration::from_millis(2);
 /// Most messages that are read before a socket is closed.
 const MESSAGES: usize = 64;
@@ -38,35 +38,35 @@ const TOO_MANY: &str =
 /// Why a link ends with its port.
 pub const CLOSED: &str = "the port is closed";
 
-/// What a link shares with its meetings.
+/// State that a link shares with its meetings.
 pub struct Common {
     /// The port's name, for messages.
     pub name: String,
     /// The port's number, for shares.
     pub port: u64,
-    /// What this end requires.
+    /// The parameters that this end requires.
     pub terms: Terms,
-    /// Who may be the peer.
+    /// The users whose processes may be the peer.
     pub peers: Peers,
     /// [`PATIENCE`], except in tests.
     pub patience: Duration,
     /// Peers that were refused, and connections that were ended because the peer violated the protocol.
     pub refused: AtomicU64,
-    /// Whether a server has a client, or is about to.
+    /// Whether a server has a client, or is about to get one.
     pub taken: AtomicBool,
-    /// How often the link has found its peer to be there.
+    /// How often the link has checked that its peer still exists, and found it.
     pub found: AtomicU64,
     /// Readable when a meeting is over.
     pub event: Arc<OwnedFd>,
     over: Mutex<Over>,
-    /// The last text that was logged: it is not repeated.
+    /// The last text that was logged, which is not repeated.
     last_logged: Mutex<Option<String>>,
 }
 
-/// Meetings that are over, and were not looked at yet.
+/// Outcomes of meetings that the link has not handled yet.
 #[derive(Default)]
 struct Over {
-    /// The link ends: nobody looks any more.
+    /// The link has ended and handles no further outcomes.
     closed: bool,
     outcomes: Vec<Outcome>,
 }
@@ -75,12 +75,12 @@ struct Over {
 pub struct Outcome {
     /// Its number.
     pub number: u64,
-    /// The peer, and the memory that connects us; `None`: it did not come to that.
+    /// The peer and the connection to it; `None` if the handshake failed.
     pub met: Option<(Apart<Socket>, Connection)>,
 }
 
 impl Common {
-    /// Of a port.
+    /// Makes the shared state of a port.
     ///
     /// # Errors
     /// Those of eventfd(2).
@@ -100,7 +100,7 @@ impl Common {
         })
     }
 
-    /// Logs what happened to the link.
+    /// Logs an event of the link, once in a row.
     pub fn log(&self, text: String) {
         let mut last = lock(&self.last_logged);
         if last.as_ref() != Some(&text) {
@@ -109,22 +109,22 @@ impl Common {
         }
     }
 
-    /// The link is down.
+    /// Logs that the link is down. `said_so`: the peer has sent DISCONNECT.
     fn log_down(&self, why: &str, said_so: bool) {
-        // A peer that takes leave has closed its port, as programs do at their end.
+        // A peer that disconnects has closed its port, as programs do at their end.
         match said_so {
             true => tracing::info!("{}: the link is down: {why}", self.name),
             false => self.log(format!("the link is down: {why}")),
         }
     }
 
-    /// The link is up: what is logged next is news.
+    /// Logs that the link is up. The next log text is not a repetition.
     pub fn log_up(&self) {
         *lock(&self.last_logged) = None;
         tracing::info!("{}: the link is up", self.name);
     }
 
-    /// Takes the meetings that are over.
+    /// Takes the outcomes of meetings that are over.
     pub fn outcomes(&self) -> Vec<Outcome> {
         let mut over = lock(&self.over);
         if !over.outcomes.is_empty() {
@@ -133,21 +133,22 @@ impl Common {
         core::mem::take(&mut over.outcomes)
     }
 
-    /// The link ends; returns what nobody looked at.
+    /// Notes that the link ends. Returns the outcomes that were not handled.
     pub fn close(&self) -> Vec<Outcome> {
         let mut over = lock(&self.over);
         over.closed = true;
         core::mem::take(&mut over.outcomes)
     }
 
-    /// Tells the link how a meeting ended; gives it back where the link has ended itself.
+    /// Passes the outcome of a meeting to the link; returns it if the link has ended.
     fn tell(&self, outcome: Outcome) -> Option<Outcome> {
         let mut over = lock(&self.over);
         if over.closed {
             return Some(outcome);
         }
         over.outcomes.push(outcome);
-        // Under the lock, so that the descriptor is readable exactly while there are outcomes. Fails only where it is readable already.
+        // Written under the lock, so that the descriptor is readable exactly while outcomes wait. The write fails only if the descriptor is
+        // readable already.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         None
     }
@@ -161,37 +162,37 @@ impl Common {
         }
     }
 
-    /// Refuses a peer. Counts it before the peer can know.
+    /// Refuses a peer. Counts it first, before the peer can notice.
     fn refuse(&self, socket: &Socket, why: &str) {
         self.refused.fetch_add(1, Ordering::Relaxed);
         part(socket, why);
     }
 }
 
-/// Which end we are.
+/// Which end of the link this process is.
 #[derive(Clone, Copy)]
 pub enum Role {
     /// The peer is a client.
     Server,
-    /// The peer is a server, to which we offer buffers of so many bytes.
+    /// The peer is a server. This end offers it buffers of this many bytes.
     Client(u32),
 }
 
-/// A meeting under way; dropped, it ends.
+/// A meeting in progress. Dropping this does not stop it; see [`stop`](Self::stop).
 pub struct Meeting {
     /// Its number.
     pub number: u64,
     stop: Arc<Stop>,
 }
 
-/// Ends a meeting.
+/// Stops a meeting.
 struct Stop {
     event: EventFd,
     why: OnceLock<&'static str>,
 }
 
 impl Meeting {
-    /// Begins.
+    /// Begins a meeting on a thread of its own.
     ///
     /// # Errors
     /// Those of eventfd(2).
@@ -215,7 +216,7 @@ impl Meeting {
         Ok(Self { number, stop })
     }
 
-    /// Ends it, with this reason.
+    /// Stops the meeting, with this reason.
     pub fn stop(&self, why: &'static str) {
         if self.stop.why.set(why).is_ok() {
             self.stop.event.signal();
@@ -228,7 +229,7 @@ impl Meeting {
     }
 }
 
-/// Tells the link that a meeting is over, also where it panics.
+/// Reports the end of a meeting to the link, also if the meeting panics.
 struct Tells<'a> {
     common: &'a Common,
     number: u64,
@@ -240,7 +241,7 @@ impl Drop for Tells<'_> {
     }
 }
 
-/// Holds a meeting, and closes what the peer sent if nothing comes of it.
+/// Runs a meeting. If it fails, closes the descriptors that the peer sent.
 fn hold(common: &Common, number: u64, socket: Socket, stop: &Stop, role: Role) {
     let tells = Tells { common, number };
     let (outbox, received) = (VecDeque::new(), Vec::new());
@@ -268,15 +269,15 @@ fn hold(common: &Common, number: u64, socket: Socket, stop: &Stop, role: Role) {
                     Role::Client(_) => format!("no link: {why}"),
                 });
             }
-            // Before what was received and the socket are closed, which may take long.
+            // Before the received descriptors and the socket are closed, which may take long.
             drop(tells);
         }
     }
 }
 
-/// Ends a connection: the peer has left or violated the protocol, or a queue found that it did (`broken`).
+/// Ends a connection because the peer has disconnected or violated the protocol, or a queue found the latter (`broken`).
 pub fn end(common: &Common, socket: &Socket, broken: bool) {
-    // What came along is closed at last.
+    // Received descriptors are closed at the end of this function.
     let came = if broken { Came::Nothing } else { socket.receive() };
     let (why, rules) = match &came {
         _ if broken => ("an index of a ring is where it cannot be".to_owned(), false),
@@ -292,7 +293,7 @@ pub fn end(common: &Common, socket: &Socket, broken: bool) {
     }
 }
 
-/// The error, and what to do about it.
+/// The text of an error, with advice.
 pub fn exhausted(error: &std::io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::EMFILE) => format!("{error}; raise the limit of this process (ulimit -n)"),
@@ -300,13 +301,13 @@ pub fn exhausted(error: &std::io::Error) -> String {
     }
 }
 
-/// Closes the socket of a peer that is not met.
+/// Closes the socket of a peer with which no handshake begins.
 pub fn turn_away(peer: Apart<Stranger>, share: Share) {
     apart::run(move || drop(Socket::new(peer.into_inner(), share)));
 }
 
-/// Sends the peer the reason why its socket is closed next. Messages that the peer sent meanwhile are read first: closing a socket
-/// with unread data resets it, and the peer would not receive the reason.
+/// Sends the peer the reason why its socket is closed next. Reads messages that the peer sent meanwhile first: closing a socket with unread
+/// data resets it, and the reason would not arrive.
 fn part(socket: &Socket, why: &str) {
     for _ in 0..MESSAGES {
         if matches!(socket.receive(), Came::Nothing | Came::End | Came::TooMany) {
@@ -316,30 +317,30 @@ fn part(socket: &Socket, why: &str) {
     goodbye(socket, why);
 }
 
-/// Sends the peer a reason, and reads nothing.
+/// Sends the peer the reason for a disconnect. Reads nothing.
 pub fn goodbye(socket: &Socket, why: &str) {
     let _ = socket.send(&Message::Disconnect { why: why.into() }.encode(), None);
 }
 
-/// A message, and the descriptors that came with it.
+/// A message and its descriptors.
 type Received = (Vec<u8>, Vec<Arc<OwnedFd>>);
 
-/// A handshake, as the thread of a meeting makes it. Errors are reasons to refuse the peer; `None`: it has left.
+/// A handshake, as the thread of a meeting makes it. Errors are reasons to refuse the peer; `None` if the peer has disconnected.
 struct Talk<'a> {
     socket: &'a Socket,
     stop: &'a Stop,
     /// Messages to be sent, each with a descriptor or without.
     outbox: VecDeque<(Message, Option<Arc<OwnedFd>>)>,
-    /// All descriptors that came: who refuses one, or has done with it, does not close it.
+    /// All descriptors that were received, kept open here so that no other code closes one.
     received: Vec<Arc<OwnedFd>>,
-    /// How long the peer may be silent.
+    /// How long the peer may send nothing.
     patience: Duration,
-    /// When it last sent something.
+    /// When the peer last sent something.
     since: Instant,
 }
 
 impl Talk<'_> {
-    /// As a server.
+    /// Makes the handshake of a server.
     fn with_client(&mut self, common: &Common) -> Result<Connection, Option<String>> {
         let mut handshake = Server::new(&common.terms);
         self.outbox.push_back((handshake.hello(), None));
@@ -354,7 +355,7 @@ impl Talk<'_> {
                             return Err(Some(TAKEN.into()));
                         }
                     }
-                    // One at a time maps memory.
+                    // Only one meeting at a time maps memory.
                     return accept(offer).map_err(|why| {
                         common.taken.store(false, Ordering::Release);
                         Some(why)
@@ -364,8 +365,8 @@ impl Talk<'_> {
         }
     }
 
-    /// Whether another client has the link. That one may have left, or leave while it is met, so this waits until the link has looked
-    /// whether it is there: by two looks, of which the second began after this.
+    /// Whether another client has the link. That client may have left, or may leave during this handshake. So this waits until the link has
+    /// twice checked that it exists; the second check began after this call.
     fn is_taken(&self, common: &Common) -> Result<bool, Option<String>> {
         let (begun, before) = (Instant::now(), common.found.load(Ordering::Acquire));
         while common.taken.load(Ordering::Acquire) {
@@ -378,7 +379,7 @@ impl Talk<'_> {
         Ok(false)
     }
 
-    /// As a client.
+    /// Makes the handshake of a client.
     fn with_server(&mut self, common: &Common, buffer: u32) -> Result<Connection, Option<String>> {
         let (terms, mut memory) = (&common.terms, None);
         let mut handshake = Client::new(terms);
@@ -397,10 +398,10 @@ impl Talk<'_> {
         }
     }
 
-    /// Offers memory.
+    /// Creates memory, and queues the messages that offer it.
     ///
     /// # Errors
-    /// The memory could not be made.
+    /// The memory could not be created.
     fn offer(&mut self, handshake: &mut Client, layout: Layout) -> Result<Memory, String> {
         let no_memory = |error: std::io::Error| match error.raw_os_error() {
             Some(libc::EMFILE) => format!("no memory for rings: {}", exhausted(&error)),
@@ -429,7 +430,7 @@ impl Talk<'_> {
         Ok(memory)
     }
 
-    /// Sends what there is room for; `false`: the peer is gone.
+    /// Sends queued messages while the socket has room. Returns `false` if the peer is gone.
     fn flush(&mut self) -> bool {
         while let Some((message, fd)) = self.outbox.front() {
             match self.socket.send(&message.encode(), fd.as_ref().map(|fd| fd.as_fd())) {
@@ -441,8 +442,8 @@ impl Talk<'_> {
         true
     }
 
-    /// Sends what is to be sent, and waits for the next message. A peer may say why it leaves and close its end: that is read even
-    /// if nothing can be sent any more. `silence`: what is wrong with a peer that sends nothing.
+    /// Sends queued messages, and waits for the next message. A peer may send a reason and close its end: the reason is read even if
+    /// nothing can be sent any more. `silence`: the error if the peer sends nothing.
     fn receive(&mut self, silence: &str) -> Result<Received, Option<String>> {
         loop {
             let there = self.flush();
@@ -461,31 +462,31 @@ impl Talk<'_> {
         }
     }
 
-    /// Waits until something can be received, or sent if there is something to send.
+    /// Waits until the socket is readable, or writable if messages are queued.
     fn wait(&self, silence: &str) -> Result<(), Option<String>> {
         let left = self.patience.checked_sub(self.since.elapsed()).ok_or_else(|| Some(silence.to_owned()))?;
         let wanted = if self.outbox.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT };
         self.rest(left, &[PollFd::new(self.socket, wanted)])
     }
 
-    /// Waits for one of these, for so long at most, unless the meeting is stopped.
+    /// Waits for one of these descriptors, at most for this time, unless the meeting is stopped.
     fn rest(&self, at_most: Duration, wanted: &[PollFd<'_>]) -> Result<(), Option<String>> {
         if let Some(why) = self.stop.why.get() {
             return Err(Some((*why).into()));
         }
         let mut fds = vec![PollFd::new(&self.stop.event, PollFlags::IN)];
         fds.extend_from_slice(wanted);
-        // Whatever it returns, the caller looks again.
+        // The caller checks again, whatever the result.
         eventfd::wait_readable(&mut fds, at_most);
         Ok(())
     }
 }
 
-/// What a client offers.
+/// The memory and eventfds that a client offers.
 struct Memory {
     layout: Layout,
     region: Arc<Region>,
-    /// Those of the rings to the server, and back.
+    /// Of the rings to the server, and of the rings to the client.
     events: Events,
 }
 
@@ -502,12 +503,12 @@ impl Memory {
     }
 }
 
-/// Turns a client's offer into a connection, or refuses it.
+/// Makes a connection of a client's offer, or refuses it.
 fn accept(offer: Offer<Arc<OwnedFd>>) -> Result<Connection, String> {
     let region = region::take(offer.region.as_fd(), offer.size, Fill::Now)?;
     let locations = |rings: Vec<RingOffer<Arc<OwnedFd>>>| {
         let location = |RingOffer { offset, log2, event }: RingOffer<Arc<OwnedFd>>| {
-            // From here on its close waits for nobody.
+            // Once this is checked, closing the descriptor cannot block.
             if !wake::is_event(&event) {
                 return Err(format!(
                     "the event of the ring at {offset} is no eventfd, or /proc/self/fd cannot be read"

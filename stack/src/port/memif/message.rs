@@ -1,11 +1,11 @@
 //! Control messages of the memif protocol, version 2.0: bytes to fields and back.
 //!
-//! A message has 128 bytes: a type, then packed fields in the processor's byte order, as both ends are on one machine (`memif.h` of
-//! VPP and DPDK). The peer is not trusted: any bytes that it sends become a message or an error.
+//! A message has 128 bytes: a type, then packed fields in the processor's byte order, as both ends are on one machine (`memif.h` of VPP and
+//! DPDK). The peer is not trusted: any bytes decode to a message or to an error.
 
 /// Bytes of a message.
 pub const MESSAGE: usize = 128;
-/// The one version that there is, 2.0.
+/// The only version, 2.0.
 pub const VERSION: u16 = 2 << 8;
 /// Bytes of a secret.
 pub const SECRET: usize = 24;
@@ -15,7 +15,7 @@ const NAME: usize = 32;
 const SENTENCE: usize = 96;
 /// The mode of an interface that carries Ethernet frames.
 const ETHERNET: u8 = 0;
-/// Flag of a ring: it goes from the client to the server.
+/// Flag of a ring: it carries frames from the client to the server.
 const TO_SERVER: u16 = 1;
 
 /// A message.
@@ -27,14 +27,14 @@ pub enum Message {
     Hello(Hello),
     /// The client's answer: its version and name.
     Init(Init),
-    /// The client's memory. Its descriptor comes along.
+    /// The client's memory. The message carries its descriptor.
     AddRegion {
         /// Number of the region.
         index: u16,
-        /// Its bytes.
+        /// Its length in bytes.
         size: u64,
     },
-    /// A ring in the client's memory. The descriptor of its event comes along.
+    /// A ring in the client's memory. The message carries the descriptor of the ring's eventfd.
     AddRing(AddRing),
     /// The client has sent everything.
     Connect {
@@ -56,9 +56,9 @@ pub enum Message {
 /// The limits of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// The program.
+    /// Name of the program.
     pub name: String,
-    /// Versions that it speaks.
+    /// Versions that it supports.
     pub versions: core::ops::RangeInclusive<u16>,
     /// Highest number of a region.
     pub region_max: u16,
@@ -73,15 +73,15 @@ pub struct Hello {
 /// The version and name of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Init {
-    /// The version that it speaks from now on.
+    /// The version that it uses from now on.
     pub version: u16,
-    /// The interface of the server that it wants.
+    /// Number of the server's interface to which it connects.
     pub id: u32,
-    /// The kind of frames.
+    /// The interface mode: the kind of frames.
     pub mode: u8,
-    /// The secret, zeros where there is none.
+    /// The secret, zeros if none.
     pub secret: [u8; SECRET],
-    /// The program.
+    /// Name of the program.
     pub name: String,
 }
 
@@ -90,31 +90,31 @@ pub struct Init {
 pub struct AddRing {
     /// Whether frames go from the client to the server.
     pub to_server: bool,
-    /// Its number among those of its direction.
+    /// Its number among the rings of its direction.
     pub index: u16,
-    /// The region that it is in.
+    /// Number of the region that contains it.
     pub region: u16,
-    /// Where it begins there.
+    /// Offset of its first byte in the region.
     pub offset: u32,
     /// Base-2 logarithm of its slots.
     pub log2: u8,
-    /// Bytes before each frame that do not belong to it.
+    /// Bytes before each frame that are not part of the frame.
     pub private_header: u16,
 }
 
 impl Init {
-    /// Whether it is for Ethernet frames.
+    /// Whether the client wants Ethernet frames.
     pub fn is_ethernet(&self) -> bool {
         self.mode == ETHERNET
     }
 
-    /// The INIT of this program.
+    /// Makes the INIT message of this program.
     pub fn new(id: u32, secret: [u8; SECRET], name: &str) -> Self {
         Self { version: VERSION, id, mode: ETHERNET, secret, name: name.into() }
     }
 }
 
-/// Numbers of the types.
+/// Numbers of the message types.
 const ACK: u16 = 1;
 const HELLO: u16 = 2;
 const INIT: u16 = 3;
@@ -139,7 +139,7 @@ impl Message {
         }
     }
 
-    /// Its bytes.
+    /// Encodes the message.
     pub fn encode(&self) -> [u8; MESSAGE] {
         let mut to = Writer { bytes: [0; MESSAGE], at: 0 };
         match self {
@@ -196,7 +196,7 @@ impl Message {
     /// Decodes a message.
     ///
     /// # Errors
-    /// Why the bytes are no message.
+    /// Why the bytes are not a valid message.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         if bytes.len() != MESSAGE {
             return Err(format!("a control message of {} bytes, where all have {MESSAGE}", bytes.len()));
@@ -252,7 +252,7 @@ impl Writer {
         self.put(&value.to_ne_bytes());
     }
 
-    /// A text in `room` bytes, the last of them zero: the rest is cut off.
+    /// Appends a text in `room` bytes, at least one of them zero; cuts off what does not fit.
     fn text(&mut self, text: &str, room: usize) {
         let end = |len: &usize| text.is_char_boundary(*len);
         let len = (0..=text.len().min(room - 1)).rev().find(end).unwrap_or(0);
@@ -261,7 +261,7 @@ impl Writer {
     }
 }
 
-/// Takes fields off the front of a message, all of which it has.
+/// Takes fields off the front of a message, which is long enough for the fields of each type.
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
@@ -275,7 +275,8 @@ impl Reader<'_> {
         u16::from_ne_bytes(self.take())
     }
 
-    /// A text that ends at a zero or after `room` bytes, made safe to show: the peer wrote it.
+    /// Takes a text that ends at a zero or after `room` bytes. Replaces control characters, because the peer wrote it and it is shown to
+    /// users.
     fn text(&mut self, room: usize) -> String {
         let (bytes, rest) = self.0.split_at(room);
         self.0 = rest;
@@ -325,7 +326,7 @@ mod tests {
     #[test]
     #[cfg(target_endian = "little")]
     fn fields_are_where_the_protocol_has_them() {
-        // Goal: a second transcription: type, then packed fields, as memif.h of DPDK 22.11 has them.
+        // Goal: the encoding matches a second, independent transcription of `memif.h` of DPDK 22.11: type, then packed fields.
         let message = |index: usize| all()[index].encode();
         let hello = message(1);
         assert_eq!(

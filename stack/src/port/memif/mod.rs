@@ -1,10 +1,10 @@
-//! Ethernet frames through memory that two processes share, by the memif protocol 2.0: without DPDK or privileges, and without a
-//! thread, except while a link comes or goes ([`meeting`]).
+//! Ethernet frames through memory that two processes share, by the memif protocol 2.0. It needs neither DPDK nor privileges, and no thread
+//! except while a link comes up or goes down ([`meeting`]).
 //!
-//! Two ends meet at a unix socket, at which one of them, the server, listens. The client makes the memory, rings and buffers, and
-//! hands it over ([`link`], [`handshake`], [`region`]); from then on frames pass only through that memory ([`queue_end`], [`rx`], [`tx`]). The peer is
-//! another process and not trusted: it can spoil its own frames and the link, and nothing else. What it sends is copied before it
-//! is examined.
+//! The two ends connect by a unix socket, on which one of them, the server, listens. The client creates the memory with rings and buffers
+//! and passes it to the server ([`link`], [`handshake`], [`region`]); from then on frames cross only that memory ([`queue_end`], [`rx`],
+//! [`tx`]). The peer is another process and not trusted: it can damage its own frames and the link, and nothing else. Its data are copied
+//! before they are examined.
 
 use super::peers::Peers;
 use super::socket_file::{self, SocketFile};
@@ -43,11 +43,12 @@ pub(in crate::port) mod wake;
 
 /// Base-2 logarithm of the slots of a ring, unless the options say otherwise.
 const RSIZE: u8 = 10;
-/// How long a peer may take nothing before it counts as silent, unless the options say otherwise; and at most, in seconds.
+/// Longest time for which a peer that takes no frames counts as stalled (see [`Stalled`](crate::port::Stalled)), unless the options say
+/// otherwise; and the upper bound of that option, in seconds.
 const STALL: Duration = Duration::from_secs(60);
 const STALL_MAX: u32 = 86_400;
 
-/// A specification, parsed.
+/// The parsed specification of a port.
 struct Settings {
     path: PathBuf,
     role: Option<MemifRole>,
@@ -55,13 +56,13 @@ struct Settings {
     /// Bytes of a buffer.
     buffer: u32,
     peers: Peers,
-    /// User and group that the socket is given to.
+    /// User and group that become the owner of the socket file.
     owner: (Option<u32>, Option<u32>),
-    /// How long the peer may take nothing before it counts as silent.
+    /// Longest time for which a peer that takes no frames counts as stalled.
     stall: Duration,
 }
 
-/// Opens a port; its peer need not be there yet.
+/// Opens a port. Its peer need not exist yet.
 pub(super) fn open(
     spec: &PortSpec,
     path: &Path,
@@ -71,7 +72,7 @@ pub(super) fn open(
 ) -> Result<Box<dyn Port>, PortError> {
     let fail = |reason: String| PortError::Open { port: spec.to_string(), reason };
     let settings = settings(path, role, more, options).map_err(fail)?;
-    // For a peer that sleeps: see `Rx::arm`.
+    // Registers this process for the barrier that a sleeping peer issues: see `Rx::arm`.
     asymmetric::join();
     for _ in 1..TRIES {
         let (port, found_server) = make(spec, &settings, options).map_err(fail)?;
@@ -82,7 +83,7 @@ pub(super) fn open(
     make(spec, &settings, options).map(|(port, _)| Box::new(port) as _).map_err(fail)
 }
 
-/// A port, and whether it is the client because it has found a server.
+/// Makes a port. Also returns whether it is the client because a server was found.
 fn make(
     spec: &PortSpec,
     settings: &Settings,
@@ -91,7 +92,7 @@ fn make(
     let end = end(settings)?;
     let found_server = settings.role.is_none() && matches!(end, End::Client { .. });
     let info = PortInfo::of(spec, options);
-    // Frames are copied in whole blocks of 16 bytes, past their end.
+    // Copies of frames write whole blocks of 16 bytes, past the end of the frame.
     let pool = HeapPool::new(options.queues * (options.frames + stock::STOCK), room(info.max_frame()));
     let common = meeting::Common::new(info.name.clone(), settings.terms.clone(), settings.peers.clone())
         .map_err(|error| format!("no descriptor is left: {error}"))?;
@@ -104,14 +105,15 @@ fn make(
 const TRIES: u32 = 4;
 /// How long a client without a role waits until the link to the server that it found is up.
 const LINK_UP_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often it looks meanwhile whether the server is still there.
+/// How often such a client checks that the server still exists.
 const PROBE_EVERY: Duration = Duration::from_millis(20);
 
-/// Waits until the link is up, for at most [`LINK_UP_TIMEOUT`]: else the first frames of the program that starts second would be lost, and
-/// nobody repeats datagrams.
+/// Waits until the link is up, for at most [`LINK_UP_TIMEOUT`]. Otherwise the first frames of the program that starts second would be lost,
+/// and lost datagrams are not retransmitted.
 ///
-/// `false`: no process listens there any more. The server that was found has ended meanwhile, perhaps one of an earlier pair of programs.
-/// Both ends of a new pair may have found it: so the caller decides anew which end it is, else both would stay clients for ever.
+/// Returns `false` if no process listens any more: the server that was found has ended, and may have belonged to an earlier pair of
+/// programs. Both ends of a new pair may have found it. So the caller decides again which end it is; otherwise both would stay clients
+/// forever.
 fn await_link(port: &port::MemifPort, path: &Path) -> bool {
     let start = Instant::now();
     let mut probe_at = start + PROBE_EVERY;
@@ -131,7 +133,7 @@ fn await_link(port: &port::MemifPort, path: &Path) -> bool {
     true
 }
 
-/// As [`open`], but which end is the server is decided only at the start of the port: a port that is only queried must not listen.
+/// As [`open`], but the decision which end is the server is deferred to the start of the port: a port that is only queried must not listen.
 pub(super) fn open_lazy(
     spec: &PortSpec,
     path: &Path,
@@ -149,7 +151,7 @@ fn room(max_frame: usize) -> usize {
     max_frame.next_multiple_of(64)
 }
 
-/// The socket of an end. Without a role, the end that finds no process listening is the server.
+/// Makes the socket of an end. Without a role, the end that finds no listening process is the server.
 fn end(settings: &Settings) -> Result<End, String> {
     if settings.role != Some(MemifRole::Client) {
         match listen(settings) {
@@ -187,7 +189,7 @@ fn listen(settings: &Settings) -> Result<End, String> {
     Ok(End::server(listener, file))
 }
 
-/// Options that there are.
+/// The names of the options.
 const OPTIONS: &str = "rsize, bsize, id, secret, owner-uid, owner-gid, peer-uid, stall";
 
 fn settings(

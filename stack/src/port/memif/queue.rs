@@ -1,4 +1,4 @@
-//! One queue pair of a memif port: two rings of the current connection.
+//! One queue of a memif port: the receive and the send ring of the current connection.
 
 use super::connection::Connection;
 use super::link::Wait;
@@ -20,34 +20,34 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// How often a queue without a link takes the steps that lead to one.
+/// How often a queue without a link tries to get one.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
-/// The longest sleep of a queue without a link, for that of another queue.
+/// Longest sleep of a queue without a link: another queue may get the link.
 const LOOK_AT_MOST: Duration = Duration::from_secs(1);
-/// The longest sleep of a queue while a peer is met: another one may come.
+/// Longest sleep of a queue during a handshake: another peer may connect.
 const LOOK_WHILE_MEETING: Duration = Duration::from_millis(10);
 
-/// A queue pair.
+/// A queue.
 pub struct MemifQueue {
     ends: Option<Box<Ends>>,
-    /// Number of the connection that they belong to.
+    /// Number of the connection to which `ends` belongs.
     number: u64,
     index: usize,
     stock: Stock,
     waker: Option<Waker>,
     looked_at: Option<Instant>,
-    /// A peer that has left, until what it had sent is received.
+    /// The receive ring of a peer that has disconnected, until its frames are received.
     left: Option<Left>,
-    /// Whether the peer takes what waits for it.
+    /// Detects that the peer takes no frames.
     stall: Stall,
     shared: Arc<Shared>,
 }
 
-/// Both ends in use.
+/// The ends of both rings.
 struct Ends {
     rx: Rx,
     tx: TxEnd,
-    /// What wakes the peer, and what wakes us.
+    /// The eventfd that wakes the peer, and the one that wakes this end.
     their_event: Arc<OwnedFd>,
     our_event: Arc<OwnedFd>,
 }
@@ -82,7 +82,7 @@ impl MemifQueue {
         }
     }
 
-    /// Takes the rings of a new connection, if there is one, and gives up those of the old one.
+    /// Takes the rings of a new connection, if there is one, and releases those of the old one.
     #[inline(always)]
     fn follow(&mut self) {
         if self.shared.state.number.load(Ordering::Acquire) != self.number {
@@ -92,7 +92,7 @@ impl MemifQueue {
 
     #[cold]
     fn change(&mut self) {
-        // What a peer sent before it left comes first; until then the number stays, and this is called again.
+        // The frames of a peer that has disconnected are received first. Until then the number stays, so this is called again.
         if let Some(ends) = self.ends.take() {
             self.left = Left::of(ends.rx);
         }
@@ -107,7 +107,7 @@ impl MemifQueue {
             .map(Box::new);
     }
 
-    /// Receives what a peer had sent before it left.
+    /// Receives frames that a peer sent before it disconnected.
     #[cold]
     fn receive_from_left(&mut self, left: &mut Left, out: &mut RxBurst) -> usize {
         let got = left.receive(out, &mut self.stock);
@@ -117,7 +117,7 @@ impl MemifQueue {
         got.frames
     }
 
-    /// Takes steps towards a link: without one nothing is received, so there is time.
+    /// Tries to get a link. Without a link there is no other work, so the time does not matter.
     #[cold]
     fn look_for_link(&mut self) {
         let now = Instant::now();
@@ -127,7 +127,7 @@ impl MemifQueue {
         }
     }
 
-    /// Prepares a sleep without a link, until there may be a peer.
+    /// Prepares a sleep without a link, until a peer may have come.
     #[cold]
     fn arm_for_link(&self) -> Armed {
         let state = &self.shared.state;
@@ -136,7 +136,7 @@ impl MemifQueue {
             return Armed::Pending;
         }
         match state.wait() {
-            // The sleeper needs the descriptor once, so only the first queue gives it.
+            // The sleeping thread needs the descriptor only once, so only the first queue returns it.
             Wait::Peer(fd) => Armed::Down(LOOK_AT_MOST, (self.index == 0).then_some(fd)),
             Wait::Meeting(fd) => Armed::Down(LOOK_WHILE_MEETING, (self.index == 0).then_some(fd)),
             Wait::Until(at) => Armed::Down(at.saturating_duration_since(Instant::now()), None),
@@ -144,7 +144,7 @@ impl MemifQueue {
         }
     }
 
-    /// The peer violates the protocol: nothing of it is read any more.
+    /// The peer violates the protocol: its rings are not read any more.
     #[cold]
     fn give_up(&mut self) {
         self.ends = None;
@@ -160,7 +160,7 @@ impl MemifQueue {
             }
         }
         let (Some(waker), Some(ends)) = (&mut self.waker, &self.ends) else { return };
-        // Fails only where the descriptor is no eventfd, which was checked when the peer connected.
+        // Fails only if the descriptor is not an eventfd, which was checked when the peer connected.
         let _ = waker.wake(ends.their_event.as_fd());
     }
 }
@@ -188,7 +188,7 @@ impl PortQueue for MemifQueue {
             }
             return 0;
         }
-        // What was received is likely to be answered.
+        // Received packets are likely to be answered.
         ends.tx.prefetch();
         let counters = &self.shared.counters[self.index];
         counters.rx(got.frames, got.bytes);

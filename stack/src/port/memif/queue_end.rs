@@ -1,5 +1,5 @@
-//! The ends of a queue's rings, as a link has them whatever its control channel is: who sends wakes a receiver that sleeps, and
-//! what came before the end of a link is still received.
+//! The ends of a queue's rings, independent of the link's control channel: a sender wakes a receiver that sleeps, and frames that arrived
+//! before the end of a link are still received.
 
 use super::rx::{Received, Rx};
 use super::tx::Tx;
@@ -8,24 +8,23 @@ use crate::port::stock::Stock;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{Ordering, compiler_fence};
 
-/// Polls without frames until the peer's flag is read again: by then the peer has seen what was sent, or its flag says that it
-/// sleeps.
+/// Empty polls until the peer's flag is read again: by then the peer has seen the frames that were sent, or its flag says that it sleeps.
 pub const LOOK_AGAIN: u32 = 64;
 
 /// The sending end of a ring.
 pub struct TxEnd {
     tx: Tx,
-    /// Polls until the receiver's flag is read again; 0: not needed.
+    /// Polls until the receiver's flag is read again; 0 if not needed.
     look_again: u32,
 }
 
 impl TxEnd {
-    /// Of a ring that was never used.
+    /// The sending end of an unused ring.
     pub fn new(tx: Tx) -> Self {
         Self { tx, look_again: 0 }
     }
 
-    /// Frames were sent. Whether the receiver is to be woken: it waits for an event.
+    /// Called after frames were sent. Returns whether the receiver does not poll the ring and must be signalled.
     #[inline(always)]
     #[must_use]
     pub fn has_sent(&mut self) -> bool {
@@ -35,8 +34,8 @@ impl TxEnd {
         !self.tx.is_polled()
     }
 
-    /// Once more whether the receiver is to be woken: one that went to sleep while we sent may have missed that, as the processor may
-    /// load its flag before our store of the index is visible. Called after each poll that brought nothing.
+    /// Checks again whether the receiver must be signalled. A receiver that went to sleep while this end sent may have missed the frames,
+    /// as the processor may load its flag before the store of the index is visible. Called after each empty poll.
     #[inline(always)]
     #[must_use]
     pub fn look_again(&mut self) -> bool {
@@ -47,7 +46,7 @@ impl TxEnd {
         false
     }
 
-    /// As [`look_again`](Self::look_again), now: the next poll may be far away.
+    /// As [`look_again`](Self::look_again), but checks at once, as the next poll may be far away.
     #[must_use]
     pub fn look_now(&mut self) -> bool {
         self.look_again = self.look_again.min(1);
@@ -71,27 +70,27 @@ impl DerefMut for TxEnd {
     }
 }
 
-/// The receiving end of a ring whose link is over, until what came before is received.
+/// The receiving end of a ring whose link has ended, until the frames that had arrived are received.
 pub struct Left {
     rx: Rx,
-    /// Slots that were filled when the link was found to be over. The peer, which still has the memory, may fill more: those are not
+    /// Slots that were filled when the end of the link was found. The peer, which still has the memory, may fill more: those are not
     /// received.
     slots: u16,
 }
 
 impl Left {
-    /// What is left of a ring; `None`: nothing.
+    /// The frames that are left in a ring; `None` if none.
     pub fn of(rx: Rx) -> Option<Self> {
         let slots = rx.unread();
         (slots > 0).then_some(Self { rx, slots })
     }
 
-    /// Whether nothing is left any more.
+    /// Whether all were received.
     pub fn is_over(&self) -> bool {
         self.slots == 0
     }
 
-    /// Receives some of it.
+    /// Receives some of the frames.
     pub fn receive(&mut self, out: &mut RxBurst, stock: &mut Stock) -> Received {
         let Ok(got) = self.rx.burst(out, stock) else {
             self.slots = 0;

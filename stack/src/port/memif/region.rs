@@ -1,4 +1,4 @@
-//! The memory of a connection: a client lays out rings and buffers in it, a server maps it.
+//! The shared memory of a connection: a client lays out rings and buffers in it, and a server maps it.
 
 use super::ring::{self, Ring};
 use super::shm::{Fill, Region};
@@ -9,52 +9,53 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// The layout of the memory that a client makes: rings to the server, rings back, then the buffers of each ring in the same order.
+/// The layout of the memory that a client creates: the rings to the server, the rings to the client, then the buffers of each ring in the
+/// same order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Rings in each direction.
     pub queues: usize,
-    /// Base-2 logarithm of the slots of each.
+    /// Base-2 logarithm of the slots of each ring.
     pub log2: u8,
     /// Bytes of a buffer.
     pub buffer: u32,
 }
 
 impl Layout {
-    /// Number of a ring among all.
+    /// Number of a ring among the rings of both directions.
     fn number(&self, to_server: bool, index: usize) -> usize {
         index + if to_server { 0 } else { self.queues }
     }
 
-    /// Where a ring begins.
+    /// Offset of a ring.
     pub fn ring(&self, to_server: bool, index: usize) -> u32 {
         (self.number(to_server, index) * ring::bytes(self.log2)) as u32
     }
 
-    /// Where the buffers of a ring begin.
+    /// Offset of the first buffer of a ring.
     fn first(&self, to_server: bool, index: usize) -> u32 {
         let first = 2 * self.queues * ring::bytes(self.log2);
         (first + (self.number(to_server, index) << self.log2) * self.buffer as usize) as u32
     }
 
-    /// The buffers of a ring, for who laid them out.
+    /// The buffers of a ring, as the end sees them that laid them out.
     pub fn buffers(&self, to_server: bool, index: usize) -> Buffers {
         Buffers::Ours { first: self.first(to_server, index), size: self.buffer }
     }
 
-    /// Where they are: the first byte, and how many there are.
+    /// The memory of a ring's buffers: offset and length in bytes.
     pub fn room(&self, to_server: bool, index: usize) -> (u32, u32) {
         (self.first(to_server, index), self.buffer << self.log2)
     }
 
-    /// Bytes of it all.
+    /// Bytes of the whole memory.
     pub fn size(&self) -> u64 {
         let buffers = ((2 * self.queues) as u64) << self.log2;
         (2 * self.queues * ring::bytes(self.log2)) as u64 + buffers * u64::from(self.buffer)
     }
 
     /// # Errors
-    /// A sentence if the memory is larger than the 32-bit offsets of the protocol can address.
+    /// An error message if the memory is larger than the 32-bit offsets of the protocol can address.
     pub fn check(&self) -> Result<(), String> {
         match self.size() {
             0..=REGION_MAX => Ok(()),
@@ -69,7 +70,7 @@ impl Layout {
         }
     }
 
-    /// Makes the memory, all zeros.
+    /// Creates the memory, filled with zeros.
     ///
     /// # Errors
     /// Those of memfd_create(2), ftruncate(2) and mmap(2).
@@ -79,7 +80,7 @@ impl Layout {
         Ok((fd, Arc::new(region)))
     }
 
-    /// Makes the memory, with its rings marked as those of a memif.
+    /// Creates the memory, and initialises its rings as those of a memif.
     ///
     /// # Errors
     /// As [`make_empty`](Self::make_empty).
@@ -96,13 +97,13 @@ impl Layout {
     }
 }
 
-/// Bytes of the largest region: offsets in it have 32 bits.
+/// Bytes of the largest region, as offsets in it have 32 bits.
 const REGION_MAX: u64 = u32::MAX as u64;
 
 /// Maps the memory that a client offers.
 ///
 /// # Errors
-/// Why not: the memory could shrink while it is used, or is less than offered.
+/// Why it is refused: the memory could shrink while it is mapped, is smaller than offered, or cannot be mapped.
 pub fn take(fd: BorrowedFd<'_>, size: u64, fill: Fill) -> Result<Arc<Region>, String> {
     let there = sealed::len(fd, SealFlags::SHRINK)
         .ok_or("the region could shrink: use a memfd of small pages with F_SEAL_SHRINK")?;

@@ -1,12 +1,12 @@
 #![allow(unsafe_code)]
-//! A ring as the memif protocol lays it out: two counters and descriptors of slots, in shared memory.
+//! A ring as the memif protocol lays it out in shared memory: two counters, and a descriptor for each slot.
 //!
-//! The end that fills slots moves the head of a ring from client to server, and the tail of a ring from server to client; counters
-//! wrap at 2^16. A field is loaded once into a value that the other process cannot change, and that value is checked.
+//! The sender advances the head of a ring from client to server, and the tail of a ring from server to client. Counters wrap at 2^16. Each
+//! field is loaded once into a local value, which the other process cannot change, and that value is checked.
 //!
-//! The pointers here are sound because [`Ring::new`] checks that all of the ring is within its region, and the number of a slot
-//! is masked to the ring's size where it becomes an address. References to the buffers of a ring are lent only in a part of the
-//! region that belongs to this ring alone ([`Lent`]), whatever the peer says of them later.
+//! The pointers here are sound because [`Ring::new`] checks that the whole ring is within its region, and a slot number is masked to the
+//! ring's size before it becomes an address. References to buffers are lent only in a part of the region that belongs to this ring alone
+//! ([`Lent`]), whatever the peer writes to the descriptors later.
 
 use super::shm::{Part, Region};
 use crate::config::SHARDS_MAX;
@@ -18,16 +18,16 @@ use std::sync::Arc;
 
 /// Base-2 logarithm of the most slots of a ring.
 pub const LOG2_MAX: u8 = 14;
-/// The first word of a ring.
+/// The magic number in the first word of a ring.
 const COOKIE: u32 = 0x03e3_1f20;
-/// Flag of a ring: its receiver polls, and wants no events.
+/// Flag of a ring: its receiver polls, and needs no events.
 const POLLED: u16 = 1;
-/// Flag of a ring between processes of a host: its receiver looks at it when its news say so, and wants no events.
+/// Flag of a ring of the `host` port: its receiver reads the ring after a notification, and needs no events.
 const NEWS: u16 = 2;
-/// Flag of a descriptor: the frame goes on in the next slot.
+/// Flag of a descriptor: the frame continues in the next slot.
 pub const NEXT: u16 = 1;
 
-/// What comes before the descriptors.
+/// The header, which precedes the descriptors.
 #[repr(C)]
 struct Header {
     cookie: u32,
@@ -39,7 +39,7 @@ struct Header {
 }
 const _: () = assert!(offset_of!(Header, tail) == 64 && size_of::<Header>() == 128);
 
-/// A descriptor. The first half is loaded as one word.
+/// A descriptor. Its first half is loaded as one word.
 #[repr(C)]
 struct Descriptor {
     flags: u16,
@@ -55,7 +55,7 @@ pub const fn bytes(log2: u8) -> usize {
     size_of::<Header>() + (size_of::<Descriptor>() << log2)
 }
 
-/// Whether such a ring can be at `offset` in a region of `size` bytes.
+/// Checks that a ring of 2 to the power of `log2` slots can be at `offset` in a region of `size` bytes.
 ///
 /// # Errors
 /// Why not, as the end of a sentence.
@@ -72,14 +72,14 @@ pub fn check(size: u64, offset: u32, log2: u8) -> Result<(), String> {
     Ok(())
 }
 
-/// When a receiver looks at its ring.
+/// When a receiver reads its ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Attention {
-    /// All the time.
+    /// In each burst.
     Polled,
-    /// When its news say that there is something.
+    /// After a notification ([`sync::news`](crate::sync::news)).
     News,
-    /// When it is woken by an event.
+    /// After a wake-up by an event.
     Asleep,
 }
 
@@ -88,13 +88,13 @@ pub enum Attention {
 pub struct Slot {
     /// [`NEXT`], or not.
     pub flags: u16,
-    /// Number of a region.
+    /// Number of the region that contains the buffer.
     pub region: u16,
-    /// Bytes that are in the slot, or fit in.
+    /// Bytes that the slot holds, or can hold.
     pub length: u32,
 }
 
-/// A part of a region in which one ring lends buffers, and no other one of this process.
+/// A part of a region in which one ring lends buffers. No other ring of this process lends any of it.
 #[derive(Debug)]
 pub struct Lent {
     region: Arc<Region>,
@@ -102,10 +102,10 @@ pub struct Lent {
     bytes: u32,
 }
 
-/// Divides a region among rings: each gets the part that it wants, given as its first byte and its length, if that is in the region
-/// and overlaps no other one that is wanted; else it gets nothing. A region is divided once; later rings get nothing.
+/// Divides a region among rings. Each ring gets the part that it wants, given by its first byte and its length, if that part is within the
+/// region and overlaps no other wanted part; otherwise it gets nothing. A region is divided once; later calls give nothing.
 ///
-/// Each part is compared with each: there is one a queue, so [`SHARDS_MAX`] at most, whatever a peer offers.
+/// Compares each part with each other one. There is one for each queue, so at most [`SHARDS_MAX`], whatever a peer offers.
 pub fn divide(region: &Arc<Region>, wanted: &[(u32, u32)]) -> Vec<Lent> {
     debug_assert!(wanted.len() <= SHARDS_MAX);
     let first_time = region.divide();
@@ -118,7 +118,7 @@ pub fn divide(region: &Arc<Region>, wanted: &[(u32, u32)]) -> Vec<Lent> {
     wanted.iter().zip(own).map(lent).collect()
 }
 
-/// Which of the parts of `size` bytes are in them, and overlap no other one.
+/// Which parts are within `size` bytes and overlap no other part.
 fn divided(wanted: &[(u32, u32)], size: u64) -> Vec<bool> {
     let end = |(first, bytes): (u32, u32)| u64::from(first) + u64::from(bytes);
     let overlap = |a: (u32, u32), b: (u32, u32)| u64::from(a.0) < end(b) && u64::from(b.0) < end(a);
@@ -129,15 +129,15 @@ fn divided(wanted: &[(u32, u32)], size: u64) -> Vec<bool> {
     wanted.iter().enumerate().map(own).collect()
 }
 
-/// A ring. One queue of this process uses it, at one end.
+/// A ring. One queue of this process uses one end of it.
 #[derive(Debug)]
 pub struct Ring {
     at: NonNull<u8>,
     mask: u16,
-    /// Copies of the region's, to save a load.
+    /// Copies of the region's base and length, to save a load.
     base: NonNull<u8>,
     size: usize,
-    /// Where it lends buffers: first byte and length.
+    /// The part in which it lends buffers: first byte and length.
     lent: (u32, u32),
     region: Arc<Region>,
 }
@@ -146,7 +146,7 @@ pub struct Ring {
 unsafe impl Send for Ring {}
 
 impl Ring {
-    /// The ring at `offset`. Its cookie is not checked.
+    /// The ring at `offset`. Its magic number is not checked.
     ///
     /// # Errors
     /// As [`check`].
@@ -165,14 +165,15 @@ impl Ring {
         })
     }
 
-    /// Lends buffers in this part of its region.
+    /// Sets the part of the region in which the ring lends buffers.
     pub fn lend(&mut self, lent: Lent) {
         if Arc::ptr_eq(&lent.region, &self.region) {
             self.lent = (lent.first, lent.bytes);
         }
     }
 
-    /// The part of the region that its descriptors describe now: first byte and length. `None`: one of them is not in the region.
+    /// The part of the region that the ring's descriptors name now: first byte and length. `None` if one of them names another region or
+    /// exceeds 32-bit offsets.
     pub fn described(&self) -> Option<(u32, u32)> {
         let (mut first, mut end) = (u32::MAX, 0);
         for slot in 0..self.slots() {
@@ -185,13 +186,13 @@ impl Ring {
         Some((first, end - first))
     }
 
-    /// Slots that it has.
+    /// Number of slots.
     #[inline(always)]
     pub fn slots(&self) -> u16 {
         self.mask + 1
     }
 
-    /// The header's word at `at`.
+    /// The header field at offset `at`.
     #[inline(always)]
     fn word(&self, at: usize) -> &AtomicU16 {
         // SAFETY: `at` is that of a field, and even; the ring begins at a multiple of 8. All of this process's accesses to it
@@ -199,14 +200,14 @@ impl Ring {
         unsafe { AtomicU16::from_ptr(self.at.as_ptr().add(at).cast()) }
     }
 
-    /// Whether it is marked as a ring.
+    /// Whether it has the magic number of a ring.
     pub fn is_marked(&self) -> bool {
         // SAFETY: as in `word`.
         let cookie = unsafe { AtomicU32::from_ptr(self.at.as_ptr().cast()) };
         cookie.load(Ordering::Relaxed) == COOKIE
     }
 
-    /// Marks it as a ring whose slots are buffers of `length` bytes, one behind the other from `first` on.
+    /// Initialises it as a ring whose slots are contiguous buffers of `length` bytes, from offset `first` on.
     pub fn mark(&self, first: u32, length: u32) {
         for slot in 0..self.slots() {
             let at = self.descriptor(slot).cast::<AtomicU32>();
@@ -220,25 +221,25 @@ impl Ring {
         unsafe { AtomicU32::from_ptr(self.at.as_ptr().cast()) }.store(COOKIE, Ordering::Release);
     }
 
-    /// The head.
+    /// The head counter.
     #[inline(always)]
     pub fn head(&self) -> u16 {
         self.word(offset_of!(Header, head)).load(Ordering::Acquire)
     }
 
-    /// Moves the head.
+    /// Sets the head counter.
     #[inline(always)]
     pub fn set_head(&self, head: u16) {
         self.word(offset_of!(Header, head)).store(head, Ordering::Release);
     }
 
-    /// The tail.
+    /// The tail counter.
     #[inline(always)]
     pub fn tail(&self) -> u16 {
         self.word(offset_of!(Header, tail)).load(Ordering::Acquire)
     }
 
-    /// Moves the tail.
+    /// Sets the tail counter.
     #[inline(always)]
     pub fn set_tail(&self, tail: u16) {
         self.word(offset_of!(Header, tail)).store(tail, Ordering::Release);
@@ -256,7 +257,7 @@ impl Ring {
         self.word(offset_of!(Header, flags)).load(Ordering::Relaxed) & (POLLED | NEWS) != 0
     }
 
-    /// Says when we look at it.
+    /// Publishes when this end, the receiver, reads the ring.
     pub fn set_attention(&self, attention: Attention) {
         let flags = match attention {
             Attention::Polled => POLLED,
@@ -266,7 +267,7 @@ impl Ring {
         self.word(offset_of!(Header, flags)).store(flags, Ordering::Relaxed);
     }
 
-    /// Prefetches the line of the header that has the other end's index and the flags.
+    /// Prefetches the cache line of the header that holds the flags and the head.
     #[inline(always)]
     pub fn prefetch_header(&self) {
         prefetch::near(self.at.as_ptr());
@@ -279,7 +280,7 @@ impl Ring {
         unsafe { self.at.as_ptr().add(size_of::<Header>() + slot * size_of::<Descriptor>()) }
     }
 
-    /// The descriptor of a slot, but for its offset.
+    /// The descriptor of a slot, without its offset.
     #[inline(always)]
     pub fn slot(&self, slot: u16) -> Slot {
         // SAFETY: descriptors begin at multiples of 8, as the ring does.
@@ -292,7 +293,7 @@ impl Ring {
         }
     }
 
-    /// The offset of the buffer, from the descriptor of a slot.
+    /// The buffer offset in the descriptor of a slot.
     #[inline(always)]
     pub fn offset(&self, slot: u16) -> u32 {
         // SAFETY: as in `slot`.
@@ -300,8 +301,8 @@ impl Ring {
             .load(Ordering::Relaxed)
     }
 
-    /// Describes the contents of a slot; `was` is what its descriptor held. Fields that are the same are not stored, so that both
-    /// ends keep the line in their caches.
+    /// Writes length and flags to the descriptor of a slot. `was` is the descriptor as it was read. Unchanged fields are not stored, so
+    /// that both ends keep the line in their caches.
     #[inline(always)]
     pub fn describe(&self, slot: u16, was: Slot, length: u32, flags: u16) {
         let at = self.descriptor(slot);
@@ -316,7 +317,7 @@ impl Ring {
         }
     }
 
-    /// Names the buffer of a slot.
+    /// Sets the buffer offset of a slot.
     #[inline]
     pub fn set_offset(&self, slot: u16, offset: u32) {
         // SAFETY: as in `slot`.
@@ -330,28 +331,28 @@ impl Ring {
         prefetch::near(self.descriptor(slot));
     }
 
-    /// The bytes `offset..offset + len` of the region, if it has them.
+    /// The bytes `offset..offset + len` of the region; `None` if they are outside of it.
     #[inline(always)]
     pub fn part(&self, offset: u32, len: u32) -> Option<Part<'_>> {
         // SAFETY: those of the region, which lives as long as the ring.
         unsafe { Part::of(self.base, self.size, offset, len) }
     }
 
-    /// The address of `offset`, to be prefetched: perhaps outside of the region.
+    /// The address of `offset`, for a prefetch only: it may be outside of the region.
     #[inline(always)]
     pub fn address(&self, offset: u32) -> *const u8 {
         self.base.as_ptr().wrapping_add(offset as usize)
     }
 
-    /// Whether the bytes `offset..offset + len` are where it lends buffers.
+    /// Whether the bytes `offset..offset + len` are in the part in which the ring lends buffers.
     #[inline(always)]
     pub fn lends(&self, offset: u32, len: u32) -> bool {
         let (first, bytes) = self.lent;
-        // Before the first byte this wraps to a number beyond every region.
+        // For an offset before the part, this wraps to a number larger than any part.
         offset.wrapping_sub(first) as usize + len as usize <= bytes as usize
     }
 
-    /// The bytes `offset..offset + len` of the region, to build a frame in, if it lends them.
+    /// The bytes `offset..offset + len` of the region as a buffer for a frame; `None` if the ring does not lend them.
     #[inline(always)]
     pub fn buffer(&mut self, offset: u32, len: u32) -> Option<&mut [u8]> {
         // SAFETY: `divide` gave these bytes, which are in the region, to this ring alone, and the ring is borrowed as long as the
@@ -367,7 +368,7 @@ mod tests {
     use crate::port::memif::region::Layout;
     use crate::port::memif::shm::Fill;
 
-    // Goal: no byte is lent by two rings, whatever the parts that are wanted: all small cases, each byte looked at.
+    // Goal: no byte is lent by two rings, whatever parts are wanted: checks each byte in all small cases.
     #[test]
     fn no_byte_is_lent_twice() {
         let parts: Vec<(u32, u32)> =
@@ -382,7 +383,7 @@ mod tests {
                         let shares =
                             |j: usize| (0..8).any(|byte| covers(part, byte) && covers(wanted[j], byte));
                         let alone = (0..3).all(|j| j == i || !shares(j)) && part.0 + part.1 <= 7;
-                        // An empty part that lies in another one counts as overlapping it.
+                        // An empty part inside another part counts as overlapping it.
                         let empty = wanted.iter().any(|part| part.1 == 0);
                         assert!(own[i] == alone || !own[i] && empty, "{wanted:?}: {own:?}");
                     }
@@ -392,7 +393,8 @@ mod tests {
         assert_eq!(divided(&[(0, u32::MAX), (u32::MAX, u32::MAX)], u64::from(u32::MAX)), [true, false]);
     }
 
-    // Goal: a ring lends what it was given, to the byte, and what a peer describes elsewhere it does not; and a region is divided once.
+    // Goal: a ring lends exactly the part that it was given, and nothing that a peer's descriptors name elsewhere; and a region is divided
+    // once.
     #[test]
     fn a_ring_lends_its_own_part_alone() {
         let layout = Layout { queues: 2, log2: 4, buffer: 64 };

@@ -1,4 +1,4 @@
-//! Receives from a ring.
+//! The receiving end of a ring.
 
 use super::ring::{Attention, NEXT, Ring};
 use super::shm::BLOCK;
@@ -11,59 +11,59 @@ use crate::port::stock::Stock;
 use crate::sync::{asymmetric, prefetch};
 use core::ptr;
 
-/// Frames up to this many bytes are not summed while they are copied: checking their ICRC afterwards is quicker.
+/// Frames up to this length are copied without computing their CRC: checking their ICRC afterwards is faster.
 const SUM_ABOVE: u32 = 256;
 
 /// The receiving end of a ring.
 pub struct Rx {
     ring: Ring,
     buffers: Buffers,
-    /// Copies long frames, with their sums.
+    /// Copies long frames and computes their CRC on the way.
     copy: Option<CopyFn>,
     /// Bytes of the longest frame.
     max_frame: u32,
-    /// The slot that is received next.
+    /// The next slot to receive.
     next: u16,
-    /// Slots before this one were given back to the sender.
+    /// The first slot that was not returned to the sender yet.
     given: u16,
-    /// Offset of the next slot's buffer, set when the ring was found empty.
+    /// Offset of the next slot's buffer, set when the ring was found empty, for a prefetch.
     ahead: Option<u32>,
-    /// When we look at it now, as the sender knows, and when once there was something.
+    /// The attention that is published to the sender now, and the one to publish while this end is awake.
     attention: Attention,
     awake: Attention,
 }
 
-/// What a burst brought.
+/// The result of a burst.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// Frames.
+    /// Frames received.
     pub frames: usize,
-    /// Bytes in them.
+    /// Bytes in these frames.
     pub bytes: usize,
-    /// Frames that were too long, outside of the region, or had no end.
+    /// Frames dropped because they were too long, outside of the region, or incomplete.
     pub dropped: usize,
 }
 
 impl Rx {
-    /// A ring that was never used.
+    /// The receiving end of an unused ring.
     pub fn new(ring: Ring, buffers: Buffers, copy: Option<CopyFn>, max_frame: usize) -> Self {
         let awake = Attention::Polled;
         ring.set_attention(awake);
-        // A client has empty slots to give, a server none.
+        // A client has empty slots to pass to the server; a server has none.
         let given = if buffers.are_ours() { 0u16.wrapping_sub(ring.slots()) } else { 0 };
         let max_frame = max_frame as u32;
         Self { ring, buffers, copy, max_frame, next: 0, given, ahead: None, attention: awake, awake }
     }
 
-    /// Gives the slots whose frames were received back to the sender. Not called right after a burst: later stores would wait
-    /// until the sender's core gives up the line, and there may be an answer to send first.
+    /// Returns the slots of received frames to the sender. Not called right after a burst: later stores would wait for the cache line from
+    /// the sender's core, and answers may have to be sent first.
     #[inline]
     pub fn give_back(&mut self) {
         if self.given == self.next {
             return;
         }
         if let Buffers::Ours { size, .. } = self.buffers {
-            // The client gives the server empty buffers.
+            // The client passes empty buffers to the server.
             while self.given != self.next {
                 self.ring.describe(self.given, self.ring.slot(self.given), size, 0);
                 self.given = self.given.wrapping_add(1);
@@ -75,16 +75,16 @@ impl Rx {
         }
     }
 
-    /// Receives into frames of `stock`. A burst ends behind [`RX_BURST_BYTES`].
+    /// Receives frames into buffers of `stock`. A burst ends after [`RX_BURST_BYTES`].
     ///
     /// # Errors
-    /// Where the sender moved its index further than there is room.
+    /// The sender set its index to an impossible value: more slots than the ring has.
     #[inline]
     pub fn burst(&mut self, out: &mut RxBurst, stock: &mut Stock) -> Result<Received, Impossible> {
         self.burst_of(usize::MAX, out, stock)
     }
 
-    /// As [`burst`](Self::burst), of so many frames at most.
+    /// As [`burst`](Self::burst), of at most `most` frames.
     ///
     /// # Errors
     /// As [`burst`](Self::burst).
@@ -97,8 +97,8 @@ impl Rx {
     ) -> Result<Received, Impossible> {
         self.give_back();
         if let Some(ahead) = self.ahead {
-            // A frame that comes alone is in three or four lines of the sender's cache, each of which names the next. Prefetched
-            // together, they are fetched in parallel; while nothing is sent they stay in our cache, and the prefetch costs nothing.
+            // A single frame occupies three or four cache lines of the sender's core, each of which leads to the next. The prefetches fetch
+            // them in parallel. While nothing is sent the lines stay in this core's cache, and the prefetches cost nothing.
             let ahead = self.ring.address(ahead);
             self.ring.prefetch_slot(self.next);
             prefetch::near(ahead);
@@ -128,27 +128,27 @@ impl Rx {
         published.wrapping_sub(self.next)
     }
 
-    /// Slots that were filled and are not received yet; none where the sender's index is impossible.
+    /// Filled slots that were not received yet; 0 if the sender's index is impossible.
     pub fn unread(&self) -> u16 {
         let slots = self.published();
         if slots > self.ring.slots() { 0 } else { slots }
     }
 
-    /// Requests an event from the sender when it sends, until the next frame is received. `false`: it has sent already.
+    /// Requests an event from the sender for the next frame. Returns `false` if the sender has sent already.
     pub fn arm(&mut self) -> bool {
         self.ask_for_event();
         asymmetric::heavy_between_processes();
         self.waits()
     }
 
-    /// The first half of [`arm`](Self::arm). A sender stores its index, then loads our flag: a fence comes between this and
+    /// The first half of [`arm`](Self::arm). A sender stores its index, then loads the flag. The caller issues a fence between this and
     /// [`waits`](Self::waits), one for all rings.
     pub fn ask_for_event(&mut self) {
         self.give_back();
         self.pay(Attention::Asleep);
     }
 
-    /// The second half: whether the sender has sent nothing yet.
+    /// The second half: whether the ring is still empty. If not, withdraws the request.
     pub fn waits(&mut self) -> bool {
         let empty = self.published() == 0;
         if !empty {
@@ -162,7 +162,7 @@ impl Rx {
         self.pay(self.awake);
     }
 
-    /// Says when we look at it as long as we are awake.
+    /// Sets and publishes when this end reads the ring while it is awake.
     pub fn look_when(&mut self, attention: Attention) {
         self.awake = attention;
         self.pay(attention);
@@ -178,7 +178,7 @@ impl Rx {
     fn receive(&mut self, mut slots: u16, most: usize, out: &mut RxBurst, stock: &mut Stock) -> Received {
         let mut got = Received::default();
         let mut n = usize::from(slots).min(out.remaining_capacity()).min(most);
-        // Frames that come together are mostly of one length.
+        // Frames of a burst mostly have one length.
         let first = self.ring.slot(self.next).length;
         if n > 1 {
             n = n.min(RX_BURST_BYTES as usize / first.max(1) as usize + 1);
@@ -189,7 +189,7 @@ impl Rx {
                 self.prefetch_short(self.next.wrapping_add(i));
             }
         }
-        // Frames that are dropped count, too: a flood of them must not keep the caller here.
+        // Dropped frames count, too: a flood of invalid frames must not keep the caller here.
         while got.frames + got.dropped < n && slots > 0 {
             let Some(mut frame) = stock.take() else { break };
             if brief && slots > SHORT_AHEAD {
@@ -216,7 +216,7 @@ impl Rx {
         got
     }
 
-    /// Prefetches a frame, if it is a short one.
+    /// Prefetches a frame, if it is short.
     #[inline(always)]
     fn prefetch_short(&self, slot: u16) {
         let len = self.ring.slot(slot).length;
@@ -227,8 +227,8 @@ impl Rx {
         }
     }
 
-    /// Copies the frame in the next slot, if it is short and whole; returns its length. Copies whole blocks, and so some bytes
-    /// behind the frame.
+    /// Copies the frame in the next slot, if it is short and in one slot, and returns its length. Copies whole blocks, so also some bytes
+    /// after the frame.
     #[inline(always)]
     fn copy_short(&self, frame: &mut Frame) -> Option<usize> {
         let slot = self.ring.slot(self.next);
@@ -241,8 +241,8 @@ impl Rx {
         Some(slot.length as usize)
     }
 
-    /// Copies the frame that begins in the next slot and may go on in the following ones; `slots` are there. `false` if it does
-    /// not fit, is outside of the region, or has no end.
+    /// Copies the frame that begins in the next slot and may continue in the following ones. `slots`: filled slots. Returns `false` if the
+    /// frame is too long, outside of the region, empty, or incomplete.
     fn copy_frame(&mut self, slots: &mut u16, frame: &mut Frame) -> bool {
         let (mut fits, mut len, mut sum): (bool, u32, Option<Sum>) = (true, 0, None);
         loop {
@@ -259,7 +259,7 @@ impl Rx {
                     };
                     let copy = self.copy.filter(|_| slot.length > SUM_ABOVE);
                     let to = &mut frame.buffer_mut()[len as usize..];
-                    // The sum of a frame in several pieces is not known.
+                    // The CRC of a frame in several pieces is not computed.
                     let copied = part.read(copy, to, ahead);
                     sum = if len == 0 && !more { copied } else { None };
                     len += slot.length;

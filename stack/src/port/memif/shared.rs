@@ -1,4 +1,4 @@
-//! What a memif port and its queues share.
+//! State that a memif port and its queues share.
 
 use super::link::State;
 use crate::port::counters::Counters;
@@ -8,16 +8,16 @@ use std::io;
 use std::sync::Once;
 use std::time::Duration;
 
-/// What a port and its queues share.
+/// State that a port and its queues share.
 pub struct Shared {
     pub(super) state: State,
     pub(super) pool: HeapPool,
     pub(super) counters: Vec<Counters>,
     /// Bytes of the longest frame.
     pub(super) max_frame: usize,
-    /// How long the peer may take nothing before it counts as silent.
+    /// Longest time for which a peer that takes no frames counts as stalled.
     pub(super) stall: Duration,
-    /// What was warned of: it is not repeated.
+    /// Warnings that were logged; each is logged once.
     unwakeable: Once,
     too_long: Once,
 }
@@ -29,7 +29,7 @@ impl Shared {
         Self { state, pool, counters, max_frame, stall, unwakeable: Once::new(), too_long: Once::new() }
     }
 
-    /// Frames were dropped, of ours (`sent`) or of the peer.
+    /// Warns once that frames were dropped: frames that this end sent (`sent`), or frames of the peer.
     #[cold]
     pub(super) fn note_dropped(&self, sent: bool) {
         self.too_long.call_once(|| {
@@ -45,7 +45,7 @@ impl Shared {
         });
     }
 
-    /// The system does not let us wake peers.
+    /// Warns once that the system does not permit this process to wake peers.
     #[cold]
     pub(super) fn cannot_wake(&self, error: &io::Error) {
         self.unwakeable.call_once(|| {

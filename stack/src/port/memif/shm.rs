@@ -1,14 +1,13 @@
 #![allow(unsafe_code)]
-//! Memory that another process has mapped, too: mappings of it, and copies between it and our own.
+//! Memory that is shared with another process: mappings of it, and copies between it and private memory.
 //!
-//! The other process may write any of it at any moment. So no decision depends on what a reference into it
-//! reads: a reference is lent only to build a frame in ([`Part::into_buffer`]). All else is read and written by accesses that
-//! the compiler may neither repeat nor split: words are atomics (`ring`), bytes are copied by the functions of
-//! [`racy`] and of [`crc`](crate::crc). A copy is some mix of what was there meanwhile, and decisions are made on
-//! the copy.
+//! The other process may write any of it at any moment. So no decision depends on a value that is read through a reference: a reference is
+//! lent only to build a frame in ([`Part::into_buffer`]). All other accesses are of kinds that the compiler may neither repeat nor split:
+//! words are atomics (`ring`), bytes are copied by the functions of [`racy`] and of [`crc`](crate::crc). A copy may mix old and new bytes,
+//! and decisions are made on the copy.
 //!
-//! An access beyond the end of the file would end the process by SIGBUS. So `region` maps only files that are sealed against
-//! shrinking, and no more than their present length.
+//! An access beyond the end of the file would kill the process with SIGBUS. So `region` maps only files that are sealed against shrinking,
+//! and not more than their length.
 
 use crate::crc::{CopyFn, Sum};
 use crate::racy;
@@ -24,13 +23,13 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 use std::io;
 use std::os::fd::BorrowedFd;
 
-/// Bytes of a block: short copies are made of whole blocks, one after the other.
+/// Bytes of a block: short copies copy whole blocks, one after the other.
 pub const BLOCK: usize = racy::BLOCK;
 
 /// Bytes of the largest mapping that [`Fill::Now`] fills: bounded, because the peer may choose the size.
 const FILLED_MAX: usize = 256 << 20;
 
-/// A mapping of shared memory. When it is dropped, another thread unmaps it: to free a large one takes longer than a turn may.
+/// A mapping of shared memory. When it is dropped, another thread unmaps it: to unmap a large one takes longer than a turn may.
 #[derive(Debug)]
 pub struct Region(Apart<Mapping>);
 
@@ -42,7 +41,7 @@ struct Mapping {
     divided: AtomicBool,
 }
 
-// SAFETY: a mapping may be used and unmapped on any thread; all accesses to it are as the head of the file says.
+// SAFETY: a mapping may be used and unmapped on any thread; all accesses to it follow the rules at the head of this file.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -50,9 +49,9 @@ unsafe impl Sync for Mapping {}
 /// When a region gets its memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fill {
-    /// At once, on huge pages where the kernel can: the buffers of a ring are on more small pages than the TLB of a core has entries.
+    /// At once, on huge pages if the kernel can: on small pages, the buffers of a ring need more entries than the TLB of a core has.
     Now,
-    /// Page by page, as it is used.
+    /// Page by page, on first use.
     AsUsed,
 }
 
@@ -64,12 +63,12 @@ impl Region {
     pub fn map(fd: BorrowedFd<'_>, len: usize, fill: Fill) -> io::Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         if fill == Fill::AsUsed || !(HUGE_PAGE..=FILLED_MAX).contains(&len) {
-            // SAFETY: a new mapping, wherever there is room.
+            // SAFETY: a new mapping, at an address that the kernel chooses.
             let base = unsafe { mmap(ptr::null_mut(), len, access, MapFlags::SHARED, fd, 0)? };
             return Self::new(base, len);
         }
-        // A huge page has to be aligned in the file and in memory. So reserve address space first, then map the file at an aligned
-        // address in it.
+        // A huge page must be aligned in the file and in memory. So reserve address space first, then map the file at an aligned address in
+        // it.
         let whole = len.next_multiple_of(rustix::param::page_size());
         let room = whole + HUGE_PAGE;
         let nothing = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -77,13 +76,13 @@ impl Region {
         let start = unsafe { mmap_anonymous(ptr::null_mut(), room, ProtFlags::empty(), nothing)? };
         let before = start.addr().next_multiple_of(HUGE_PAGE) - start.addr();
         let at = start.wrapping_byte_add(before);
-        // SAFETY: what is replaced is the room that was made above, which nothing else uses.
+        // SAFETY: this replaces part of the reservation above, which nothing else uses.
         let mapped = unsafe { mmap(at, len, access, MapFlags::SHARED | MapFlags::FIXED, fd, 0) };
         let (behind, rest) = match mapped {
             Ok(_) => (at.wrapping_byte_add(whole), HUGE_PAGE - before),
             Err(_) => (at, room - before),
         };
-        // SAFETY: the room before and behind the mapping, which nothing else uses.
+        // SAFETY: the parts of the reservation before and after the mapping, which nothing else uses.
         unsafe {
             if before > 0 {
                 let _ = munmap(start, before);
@@ -92,7 +91,7 @@ impl Region {
         }
         mapped?;
         let region = Self::new(at, len)?;
-        // Page by page: other threads of the process need its page tables meanwhile.
+        // One huge page at a time: other threads of the process need its page tables meanwhile.
         for from in (at.addr()..at.addr() + whole).step_by(HUGE_PAGE) {
             huge::fill(from, (from + HUGE_PAGE).min(at.addr() + whole));
         }
@@ -104,13 +103,13 @@ impl Region {
         Ok(Self(Apart::new(Mapping { base, len, divided: AtomicBool::new(false) })))
     }
 
-    /// Where it begins.
+    /// The address of its first byte.
     pub(super) fn base(&self) -> NonNull<u8> {
         self.0.base
     }
 
-    /// Gives the memory of these bytes back to the system, as far as they are whole pages: they read as zeros, in each process that has
-    /// the file mapped. What fails leaves them as they are.
+    /// Returns the memory of these bytes to the system, as far as they are whole pages. They then read as zeros, in each process that has
+    /// the file mapped. On failure they stay as they are.
     pub fn discard(&self, bytes: Range<usize>) {
         let page = rustix::param::page_size();
         let from = bytes.start.next_multiple_of(page);
@@ -121,18 +120,18 @@ impl Region {
         }
     }
 
-    /// Bytes of it.
+    /// Bytes of the mapping.
     pub fn len(&self) -> usize {
         self.0.len
     }
 
-    /// Marks it as divided among rings; returns false if it was divided already.
+    /// Marks it as divided among rings. Returns `false` if it was divided already.
     pub(super) fn divide(&self) -> bool {
         !self.0.divided.swap(true, Ordering::AcqRel)
     }
 }
 
-/// Memory of which single bytes are changed, by this process and others, and of which no reference is ever lent.
+/// Shared memory of which this process and others change single bytes. No reference to non-atomic bytes is ever lent.
 #[derive(Debug)]
 pub struct Page(Region);
 
@@ -145,15 +144,15 @@ impl Page {
         Region::map(fd, len, Fill::AsUsed).map(Self)
     }
 
-    /// The byte at an offset; `None` behind its end.
+    /// The byte at an offset; `None` beyond the end.
     #[inline]
     pub fn byte(&self, at: usize) -> Option<&AtomicU8> {
-        // SAFETY: the byte lies within the mapping, which lives as long as `self`. Nothing in this process accesses it but as an
-        // atomic, or as memory that others write.
+        // SAFETY: the byte lies within the mapping, which lives as long as `self`. This process accesses it only as an atomic, or by copies
+        // that tolerate concurrent writes.
         (at < self.0.len()).then(|| unsafe { AtomicU8::from_ptr(self.0.base().as_ptr().add(at)) })
     }
 
-    /// The [`BLOCK`] at an offset as it is now, some mix of what is written meanwhile; `None` if it is not whole.
+    /// A copy of the [`BLOCK`] at an offset, which may mix old and new bytes; `None` if the block exceeds the memory.
     #[inline]
     pub fn block(&self, at: usize) -> Option<[u8; BLOCK]> {
         if at >= self.0.len() || self.0.len() - at < BLOCK {
@@ -173,7 +172,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Some bytes of a region: known to be in it.
+/// Some bytes of a region, which are known to be within it.
 #[derive(Clone, Copy, Debug)]
 pub struct Part<'a> {
     at: NonNull<u8>,
@@ -215,30 +214,30 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Copies it out by whole blocks, front to back.
+    /// Copies it to `to` by whole blocks, front to back.
     ///
     /// # Panics
-    /// When it is no multiple of [`BLOCK`], or `to` is shorter.
+    /// If its length is not a multiple of [`BLOCK`], or `to` is shorter.
     #[inline(always)]
     pub fn read_blocks(self, to: &mut [u8]) {
         assert!(self.len.is_multiple_of(BLOCK) && to.len() >= self.len);
         for at in (0..self.len).step_by(BLOCK) {
-            // SAFETY: both have a block there: `len` is a multiple, and `to` is as long.
+            // SAFETY: both have a block there: `len` is a multiple of `BLOCK`, and `to` is at least as long.
             unsafe { racy::read_block(self.at.as_ptr().add(at), to.as_mut_ptr().add(at)) }
         }
     }
 
-    /// Copies it out, by `copy` if there is one, which returns the sum of the copy. Meanwhile prefetches as many bytes from `ahead`
-    /// on, if that is not null: the hardware prefetcher stops at the end of a page.
+    /// Copies it to `to`; by `copy` if given, which returns the CRC of the copy. Meanwhile prefetches as many bytes from `ahead` on, if
+    /// that is not null: the hardware prefetcher stops at the end of a page.
     ///
     /// # Panics
-    /// When `to` is shorter.
+    /// If `to` is shorter.
     #[inline(always)]
     pub fn read(self, copy: Option<CopyFn>, to: &mut [u8], ahead: *const u8) -> Option<Sum> {
         assert!(to.len() >= self.len);
         let (from, to) = (self.at.as_ptr(), to.as_mut_ptr());
         if let Some(copy) = copy {
-            // SAFETY: both are valid for `self.len` bytes, and do not overlap: `to` is memory of our own.
+            // SAFETY: both are valid for `self.len` bytes, and do not overlap: `to` is private memory of this process.
             return unsafe { copy(to, from, self.len, ahead) };
         }
         for at in (0..self.len).step_by(PIECE) {
@@ -252,10 +251,10 @@ impl<'a> Part<'a> {
         None
     }
 
-    /// Copies to it by whole blocks, front to back; the last one overlaps the one before it, so that it ends where `from` does.
+    /// Copies `from` to it by whole blocks, front to back. The last block overlaps the one before it, so that it ends where `from` does.
     ///
     /// # Panics
-    /// When it is shorter than a [`BLOCK`], or `from` is not as long.
+    /// If it is shorter than a [`BLOCK`], or `from` has another length.
     #[inline(always)]
     pub fn write_blocks(self, from: &[u8]) {
         assert!(self.len >= BLOCK && from.len() == self.len);
@@ -266,10 +265,10 @@ impl<'a> Part<'a> {
         write(last);
     }
 
-    /// Copies to it.
+    /// Copies `from` to it.
     ///
     /// # Panics
-    /// When `from` is not as long.
+    /// If `from` has another length.
     #[inline(always)]
     pub fn write(self, from: &[u8]) {
         assert_eq!(from.len(), self.len);
@@ -277,10 +276,10 @@ impl<'a> Part<'a> {
         unsafe { racy::write(self.at.as_ptr(), from.as_ptr(), self.len) }
     }
 
-    /// Its bytes, to write a frame to. The other process may change them, so what is read back means nothing.
+    /// Its bytes, to write a frame to. The other process may change them, so a value that is read back means nothing.
     ///
     /// # Safety
-    /// No other reference to any of it is alive, in this process.
+    /// No other reference to any of its bytes is alive in this process.
     #[inline(always)]
     pub(super) unsafe fn into_buffer(self) -> &'a mut [u8] {
         // SAFETY: valid for `self.len` bytes, all of which are initialised, as the kernel fills memory with zeros; the rest is the

@@ -1,27 +1,28 @@
-//! Where the buffers of a ring's slots are: who laid them out knows, the other end reads it from the descriptors. In a memif the
-//! client has laid out those of all rings; on a link of a host each end those of the ring on which it sends.
+//! Where the buffers of a ring's slots are: the end that laid them out knows, and the other end reads it from the descriptors. In a memif
+//! the client has laid out the buffers of all rings; on a link of the `host` port each end has laid out those of the ring on which it
+//! sends.
 
 use super::ring::{Ring, Slot};
 use super::shm::Part;
 
-/// How many short frames ahead of the one that is copied are prefetched: as many lines come from the other core in parallel.
+/// How far ahead of the copy short frames are prefetched: this many cache lines are fetched from the other core in parallel.
 pub const SHORT_AHEAD: u16 = 8;
 
-/// The peer moved an index to where it cannot be.
+/// The peer set an index to an impossible value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Impossible;
 
 /// The buffers of a ring's slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Buffers {
-    /// One behind the other, as this process laid them out. Their places are not read from the descriptors.
+    /// Contiguous, as this process laid them out. Their offsets are not read from the descriptors.
     Ours {
-        /// Where the first one begins.
+        /// Offset of the first buffer.
         first: u32,
-        /// Bytes of each.
+        /// Bytes of each buffer.
         size: u32,
     },
-    /// Where the descriptors say, which are read each time.
+    /// At the offsets in the descriptors, which are read each time.
     Theirs,
 }
 
@@ -32,7 +33,7 @@ impl Buffers {
         matches!(self, Self::Ours { .. })
     }
 
-    /// Offset of a slot's buffer; one that a descriptor names is not checked.
+    /// Offset of a slot's buffer. An offset that a descriptor names is not checked.
     #[inline(always)]
     pub fn offset(&self, ring: &Ring, slot: u16) -> u32 {
         match self {
@@ -41,14 +42,14 @@ impl Buffers {
         }
     }
 
-    /// The first `len` bytes of a slot's buffer; `desc` is its descriptor as it was read. `None` where that is outside of the
-    /// region.
+    /// The first `len` bytes of a slot's buffer. `desc` is its descriptor as it was read. `None` if they are outside of the region.
     #[inline(always)]
     pub fn part<'a>(&self, ring: &'a Ring, slot: u16, desc: Slot, len: u32) -> Option<Part<'a>> {
         if self.has_room(desc, len) { ring.part(self.offset(ring, slot), len) } else { None }
     }
 
-    /// Whether a slot's buffer is in the region and, where its place is not read from the descriptor, has `len` bytes.
+    /// Whether a slot's buffer may hold `len` bytes, as far as can be said without its offset: a buffer that this process laid out is long
+    /// enough; one that a descriptor names is in region 0.
     #[inline(always)]
     pub fn has_room(&self, desc: Slot, len: u32) -> bool {
         match self {
@@ -57,7 +58,7 @@ impl Buffers {
         }
     }
 
-    /// Bytes that fit in a slot; `desc` is its descriptor as it was read.
+    /// Bytes that fit in a slot. `desc` is its descriptor as it was read.
     #[inline(always)]
     pub fn room(&self, desc: Slot) -> u32 {
         match self {

@@ -1,9 +1,9 @@
-//! The control socket: messages with descriptors; no call waits for a message.
+//! The control socket: messages with descriptors. No call waits for a message.
 //!
-//! A descriptor that a peer sends may be anything, and closing it can take as long as the peer likes: once it was received, if too
-//! many came, and if it lies in a socket that is closed. So only threads that serve this one peer receive from a socket and close it
-//! ([`apart`](crate::sync::apart)). Other threads have an [`Apart`] of it, and see no more than whether something came
-//! ([`Socket::has_news`]).
+//! A peer may send descriptors of any kind, and closing one may block for as long as the peer likes. That applies to a received descriptor,
+//! to descriptors that the kernel discards because too many came, and to those in the queue of a socket that is closed. So only threads
+//! that serve this one peer receive from a socket and close it ([`apart`](crate::sync::apart)). Other threads have an [`Apart`] of it, and
+//! can only check whether it is readable ([`Socket::has_news`]).
 
 use super::message::MESSAGE;
 use crate::ipc::is_exhausted;
@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Connections that wait to be accepted.
+/// Most connections that wait to be accepted.
 const BACKLOG: i32 = 8;
 
 fn socket() -> io::Result<OwnedFd> {
@@ -27,8 +27,8 @@ fn socket() -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// A socket on which clients are accepted. Others may have its descriptor, too, to wait for clients: so that it is not they who
-/// close what clients sent, its end closes it to clients, and takes those that wait.
+/// A listening socket. Other threads may hold its descriptor to wait for clients. They must not be the ones that close descriptors which
+/// clients sent: so dropping this shuts the socket down and closes the waiting connections.
 #[derive(Debug)]
 pub struct Listener {
     /// Dropped first.
@@ -41,7 +41,7 @@ impl Listener {
     /// Listens at a path.
     ///
     /// # Errors
-    /// Those of bind(2): `AddrInUse` where there is a file.
+    /// Those of bind(2): `AddrInUse` if the path exists.
     pub fn new(path: &Path) -> io::Result<Self> {
         let (fd, unforked) = Unforked::make(socket)?;
         rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
@@ -61,16 +61,16 @@ impl Listener {
         Ok(rustix::net::listen(&self.fd, BACKLOG)?)
     }
 
-    /// The client of `port` that connected first, if there is one.
+    /// Accepts the next client of `port`; `None` if none waits.
     ///
     /// # Errors
-    /// This process has no descriptor left, or the system none and no memory: the client waits.
+    /// The process has no descriptor left, or the system has no descriptor or memory left: the client waits.
     pub fn accept(&self, port: u64) -> io::Result<Option<Apart<Stranger>>> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         match Unforked::make(|| Ok(Apart::new(rustix::net::accept_with(&self.fd, flags)?))) {
             Ok((fd, unforked)) => Ok(Some(Apart::new(Stranger { unforked, fd: fd.into_inner(), port }))),
             Err(error) if is_exhausted(&error) => Err(error),
-            // Nobody, or a client that has left already.
+            // No client waits, or it has disconnected already.
             Err(_) => Ok(None),
         }
     }
@@ -78,7 +78,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // A fork has let go of it.
+        // A forked child has closed it already.
         if self.made_by.is_this() {
             let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
             while rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC).is_ok() {}
@@ -86,7 +86,7 @@ impl Drop for Listener {
     }
 }
 
-/// A socket with a peer that is not looked at yet.
+/// A connected socket, before its peer is checked.
 #[derive(Debug)]
 pub struct Stranger {
     /// Dropped first.
@@ -99,14 +99,14 @@ impl Stranger {
     /// Connects `port` to a server.
     ///
     /// # Errors
-    /// Those of connect(2): no process listens, or too many wait to be accepted.
+    /// Those of connect(2): no process listens, or too many connections wait to be accepted.
     pub fn connect(path: &Path, port: u64) -> io::Result<Apart<Self>> {
         let (fd, unforked) = Unforked::make(socket)?;
         rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
         Ok(Apart::new(Self { unforked, fd, port }))
     }
 
-    /// Who the peer is.
+    /// The peer process and its user.
     ///
     /// # Errors
     /// As [`Party::of_peer`].
@@ -121,7 +121,7 @@ pub struct Socket {
     /// Dropped first.
     _unforked: Unforked,
     fd: OwnedFd,
-    /// Dropped last: the threads of the peer are in use until its descriptors are closed.
+    /// Dropped last: the peer's share of threads is in use until its descriptors are closed.
     pub share: Share,
 }
 
@@ -132,20 +132,20 @@ pub enum Came {
     Nothing,
     /// The peer is gone.
     End,
-    /// A message, of any length, and its descriptors.
+    /// A message of any length, and its descriptors.
     Message(Vec<u8>, Vec<OwnedFd>),
-    /// A message with more descriptors than the protocol has, or than this process has room for.
+    /// A message with more descriptors than the protocol permits or this process has room for.
     TooMany,
 }
 
 impl Socket {
-    /// The socket of a peer whose share this is.
+    /// The socket of a peer to which `share` belongs.
     pub fn new(peer: Stranger, share: Share) -> Self {
         let Stranger { unforked, fd, .. } = peer;
         Self { _unforked: unforked, fd, share }
     }
 
-    /// Sends a message, with a descriptor; `false`: there is no room for it yet.
+    /// Sends a message, with a descriptor or without. Returns `false` if the socket has no room for it now.
     ///
     /// # Errors
     /// The peer is gone.
@@ -153,20 +153,20 @@ impl Socket {
         match rights::send(&self.fd, bytes, fd.as_slice())? {
             Sent::Yes => Ok(true),
             Sent::NoRoom => Ok(false),
-            // Nothing says when to try again: the meeting is given up, and another one tried.
+            // The kernel does not signal when a retry would succeed: the handshake fails, and a later one is tried.
             Sent::TooManyUnderWay => Err(Errno::TOOMANYREFS.into()),
         }
     }
 
-    /// Whether there is something to receive, be it the peer's end. Takes nothing: what came along is neither opened nor closed.
+    /// Whether a receive would return something: a message or the end of file. Consumes nothing, and neither opens nor closes descriptors.
     pub fn has_news(&self) -> bool {
         let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
         !matches!(rustix::net::recv(&self.fd, &mut [0u8; 1], flags), Err(Errno::AGAIN | Errno::INTR))
     }
 
-    /// Takes the next message. May wait for whoever serves a descriptor that is not taken.
+    /// Receives the next message. May block while the kernel closes descriptors that it discards.
     pub fn receive(&self) -> Came {
-        // One byte more than a message, so that one that is too long shows.
+        // One byte more than a message, to detect messages that are too long.
         let mut bytes = vec![0; MESSAGE + 1];
         match rights::receive(&self.fd, &mut bytes) {
             rights::Came::Nothing => Came::Nothing,
@@ -194,7 +194,7 @@ mod tests {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
     use std::io::IoSlice;
 
-    /// No port of another test has this number.
+    /// A number that no port of another test has.
     const PORT: u64 = 1 << 32;
 
     fn known(stranger: Apart<Stranger>) -> Socket {
@@ -250,7 +250,7 @@ mod tests {
         assert!(server.send(&[9; MESSAGE], None).is_err(), "and no signal");
     }
 
-    // Goal: the reason of a peer that closes with something unread arrives.
+    // Goal: if a peer sends a reason and closes its socket with unread data, the reason still arrives.
     #[test]
     fn what_was_sent_before_a_reset_is_received() {
         let (client, server) = pair("reset");
@@ -283,7 +283,7 @@ mod tests {
             let Came::Message(bytes, _) = server.receive() else { panic!() };
             assert_eq!(bytes.len(), len.min(MESSAGE + 1));
         }
-        // Other tests open and close theirs.
+        // Other tests open and close descriptors at the same time.
         assert!(descriptors() < before + 50, "{} descriptors are left open", descriptors() - before);
     }
 }

@@ -1,4 +1,4 @@
-//! Goal: options take effect, and error messages name what is right.
+//! Goal: options take effect, and error messages name the valid values.
 
 use super::*;
 
@@ -51,8 +51,8 @@ fn errors_say_what_is_right() {
 #[test]
 #[cfg_attr(miri, ignore = "uses sockets")]
 fn other_users_are_not_welcome() {
-    // Goal: either end checks the user of the peer's process, and refuses a wrong one with a message; here only a user that no
-    // process has is accepted.
+    // Goal: either end checks the user of the peer's process, and refuses a user that is not accepted with a message; here only a user that
+    // no process has is accepted.
     let path = std::env::temp_dir().join(format!("roce-memif-user-{}.sock", std::process::id()));
     let terms = handshake::Terms { queues: 1, log2: 4, id: 0, secret: [0; message::SECRET] };
     let settings = |role, peers| Settings {

@@ -1,4 +1,4 @@
-//! Sends on a ring.
+//! The sending end of a ring.
 
 use super::growth::Growth;
 use super::ring::{NEXT, Ring, Slot};
@@ -9,9 +9,9 @@ use crate::port::frame::Frame;
 use crate::port::traits::Build;
 use arrayvec::ArrayVec;
 
-/// A frame up to this many bytes is copied to a slot in blocks, front to back.
+/// A frame up to this length is copied to a slot in blocks, front to back.
 const SHORT: usize = 512;
-/// Most slots that one frame goes to, where the peer's are small.
+/// Most slots of one frame, if the peer's slots are small.
 const PIECES: usize = 16;
 
 /// The sending end of a ring.
@@ -20,50 +20,50 @@ pub struct Tx {
     pub(super) buffers: Buffers,
     /// Bytes of the longest frame.
     max_frame: u32,
-    /// The next slot to send in: a copy of the ring's index, whose line the receiver reads.
+    /// The next slot to fill: a copy of the ring's index, whose cache line the receiver reads.
     pub(super) next: u16,
-    /// Behind the last slot that is known to be free.
+    /// The end of the slots that are known to be free.
     pub(super) free_end: u16,
-    /// Which buffers are used, where that is not one for each slot.
+    /// Which buffers are used, if not one for each slot.
     pub(super) growth: Option<Box<Growth>>,
 }
 
-/// What happened to a frame.
+/// The result of sending a frame.
 enum Sent {
-    /// It is in so many slots.
+    /// It occupies this many slots.
     In(u16),
-    /// There is no room for it yet.
+    /// There is no room for it now.
     NoRoom,
-    /// It can never be sent. So many slots were used up.
+    /// It can never be sent. This many slots were used up.
     Never(u16),
 }
 
-/// What a burst did.
+/// The result of a burst.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct Burst {
-    /// Frames off the front that are done with.
+    /// Frames from the front that were sent or dropped.
     pub taken: usize,
-    /// Those of them that could not be sent.
+    /// Of these, frames that were dropped because they cannot be sent.
     pub dropped: usize,
-    /// Bytes that were sent.
+    /// Bytes of the frames that were sent.
     pub bytes: usize,
 }
 
 impl Tx {
-    /// A ring that was never used.
+    /// The sending end of an unused ring.
     pub fn new(ring: Ring, buffers: Buffers, max_frame: usize) -> Self {
-        // A client may send in all slots at once, a server in those that the client gives it.
+        // A client may fill all slots at once; a server fills those that the client passes to it.
         let free_end = if buffers.are_ours() { ring.slots() } else { 0 };
         Self { ring, buffers, max_frame: max_frame as u32, next: 0, free_end, growth: None }
     }
 
-    /// Slots that may be filled at the same time.
+    /// Slots that may be in flight at the same time.
     #[inline(always)]
     pub fn count(&self) -> u16 {
         self.growth.as_ref().map_or(self.ring.slots(), |growth| growth.count())
     }
 
-    /// Offset of the buffer of the next slot, or of one behind it.
+    /// Offset of the buffer of a slot, which is the next slot or a later one.
     #[inline(always)]
     fn offset(&self, slot: u16) -> u32 {
         match (&self.growth, self.buffers) {
@@ -74,7 +74,7 @@ impl Tx {
         }
     }
 
-    /// Free slots. Reads the receiver's index, which costs a cache miss, only if fewer than wanted are known to be free.
+    /// Number of free slots. Reads the receiver's index, which costs a cache miss, only if fewer than `wanted` are known to be free.
     #[inline(always)]
     fn free(&mut self, wanted: usize) -> Result<u16, Impossible> {
         let known = self.free_end.wrapping_sub(self.next);
@@ -99,7 +99,7 @@ impl Tx {
         }
     }
 
-    /// Hands the slots before `self.next` to the receiver.
+    /// Publishes the slots before `self.next` to the receiver.
     #[inline(always)]
     fn publish(&mut self) {
         match self.buffers.are_ours() {
@@ -108,7 +108,7 @@ impl Tx {
         }
     }
 
-    /// The slot that the receiver takes next, if it has not taken all that were sent.
+    /// The slot that the receiver takes next; `None` if it has taken all.
     pub fn reached(&self) -> Option<u16> {
         let taken = match self.buffers.are_ours() {
             true => self.ring.tail(),
@@ -117,29 +117,29 @@ impl Tx {
         (taken != self.next).then_some(taken)
     }
 
-    /// Whether the receiver polls, or waits for an event.
+    /// Whether the receiver polls the ring in each burst.
     #[inline(always)]
     pub fn is_polled(&self) -> bool {
         self.ring.is_polled()
     }
 
-    /// Whether the receiver needs no event: it polls, or reads its news.
+    /// Whether the receiver needs no event: it polls the ring, or reads it after a notification.
     #[inline]
     pub fn is_awake(&self) -> bool {
         self.ring.is_awake()
     }
 
-    /// Prefetches what a send writes: a line of the header, which the receiver reads, and one with a descriptor.
+    /// Prefetches the cache lines that a send writes: that of the header which the receiver reads, and that of the next descriptor.
     #[inline(always)]
     pub fn prefetch(&self) {
         self.ring.prefetch_header();
         self.ring.prefetch_slot(self.next);
     }
 
-    /// Sends frames as long as there is room.
+    /// Sends frames until the ring is full.
     ///
     /// # Errors
-    /// Where the receiver's index is beyond what was sent.
+    /// The receiver's index is impossible: beyond the slots that were sent.
     #[inline]
     pub fn burst(&mut self, frames: &[Frame]) -> Result<Burst, Impossible> {
         let mut free = self.free(frames.len())?;
@@ -151,7 +151,7 @@ impl Tx {
                     free -= slots;
                 }
                 Sent::NoRoom => {
-                    // There may be more free slots than known: the next burst reads the receiver's index.
+                    // More slots may be free than are known: the next burst reads the receiver's index.
                     self.free_end = self.next;
                     break;
                 }
@@ -168,8 +168,8 @@ impl Tx {
         Ok(done)
     }
 
-    /// Puts a frame in the next slot, or slots. The lines that are written are in the cache of the receiver's core and are fetched
-    /// one after the other; memcpy, which stores both ends of short data first, would fetch some of them twice.
+    /// Writes a frame to the next slot or slots. The cache lines are in the receiver's core and are fetched one after the other; memcpy,
+    /// which stores both ends of short data first, would fetch some of them twice.
     #[inline(always)]
     fn send(&mut self, frame: &Frame, free: u16) -> Sent {
         let len = frame.len();
@@ -192,7 +192,7 @@ impl Tx {
         Sent::In(1)
     }
 
-    /// Describes what is in the next slot, or in one behind those that were described before.
+    /// Writes the descriptor of the next slot, or of a later one if those before it are written.
     #[inline(always)]
     fn describe(&mut self, slot: u16, was: Slot, len: u32, flags: u16) {
         self.ring.describe(slot, was, len, flags);
@@ -203,10 +203,10 @@ impl Tx {
         }
     }
 
-    /// Puts a frame in as many slots as it takes.
+    /// Writes a frame to as many slots as it needs.
     #[cold]
     fn send_in_pieces(&mut self, mut frame: &[u8], free: u16) -> Sent {
-        // All slots are checked before anything is written: one of them may be impossible, or none be left.
+        // All slots are checked before anything is written: one of them may be invalid, or too few may be free.
         let mut pieces = ArrayVec::<(Slot, u32, u32), PIECES>::new();
         let mut left = frame.len();
         while left > 0 {
@@ -236,7 +236,7 @@ impl Tx {
         Sent::In(pieces.len() as u16)
     }
 
-    /// Hands unusable slots to the receiver, empty: the next ones may be usable.
+    /// Passes unusable slots to the receiver as empty: the next ones may be usable.
     fn skip(&mut self, slots: u16) -> Sent {
         for i in 0..slots {
             let slot = self.next.wrapping_add(i);
@@ -246,8 +246,8 @@ impl Tx {
         Sent::Never(slots)
     }
 
-    /// Has `builder` build up to `most` frames in the slots themselves; returns their lengths in order. `None` if the next slot is
-    /// too small for the longest frame, or where the ring lends no buffers (see [`Lent`](super::ring::Lent)).
+    /// Has `builder` build up to `most` frames in the slots themselves, and returns their lengths in order. `None` if the next slot is too
+    /// small for the longest frame, or if the ring lends no buffers (see [`Lent`](super::ring::Lent)).
     ///
     /// # Errors
     /// As [`burst`](Self::burst).

@@ -1,21 +1,20 @@
 #![allow(unsafe_code)]
 //! Wakes a peer that waits for an event; the peer can never block the caller.
 //!
-//! An event is an eventfd(2) that both ends have open as one file. A peer may make it blocking and fill it, and then write(2)
-//! would wait for that peer. So this module does not write: the kernel itself adds to an eventfd when an asynchronous read (AIO)
-//! completes, and never waits to do so. The read is from an empty file of ours, and completes at once. Descriptors that are no
-//! eventfd are refused.
+//! Both ends have the same eventfd(2) open. A peer may make it blocking and fill it, so that a write(2) would wait for that peer. So this
+//! module does not write: the kernel itself adds to an eventfd when an asynchronous read (AIO) completes, and never blocks to do so. The
+//! read is from an empty file of this process, and completes at once. Descriptors that are not an eventfd are refused.
 
 use rustix::fs::MemfdFlags;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
-/// A request, `struct iocb` of `<linux/aio_abi.h>`.
+/// An AIO request, `struct iocb` of `<linux/aio_abi.h>`.
 #[repr(C)]
 #[derive(Default)]
 struct Request {
     data: u64,
-    /// `key` and `rw_flags`, in an order that differs; zero.
+    /// `key` and `rw_flags`, whose order depends on the byte order; both are zero.
     zero: u64,
     opcode: u16,
     priority: i16,
@@ -29,7 +28,7 @@ struct Request {
 }
 const _: () = assert!(size_of::<Request>() == 64);
 
-/// A result, `struct io_event` of `<linux/aio_abi.h>`.
+/// An AIO result, `struct io_event` of `<linux/aio_abi.h>`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Done([u64; 4]);
@@ -38,17 +37,17 @@ struct Done([u64; 4]);
 const READ: u16 = 0;
 /// `IOCB_FLAG_RESFD`: signal `event_fd`.
 const SIGNAL: u32 = 1;
-/// Requests that may wait to be fetched.
+/// Capacity of the AIO context, in requests.
 const REQUESTS: usize = 4;
 
-/// Whether it is an eventfd(2). We never wait on another kind of descriptor of a peer: the wait itself could block on the process
-/// that serves it (FUSE).
+/// Whether it is an eventfd(2). Other descriptors of a peer are never waited on: the wait itself could block on the process that serves the
+/// descriptor (FUSE).
 pub fn is_event(fd: &OwnedFd) -> bool {
     rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), [])
         .is_ok_and(|name| name.as_bytes() == b"anon_inode:[eventfd]")
 }
 
-/// Adds to eventfds.
+/// An AIO context that adds to eventfds.
 #[derive(Debug)]
 pub struct Waker {
     context: libc::c_ulong,
@@ -56,14 +55,14 @@ pub struct Waker {
 }
 
 impl Waker {
-    /// A new one.
+    /// Makes an AIO context.
     ///
     /// # Errors
-    /// Those of io_setup(2): asynchronous requests are not permitted, or there are too many; no descriptor is left.
+    /// Those of memfd_create(2) and io_setup(2): asynchronous requests are not permitted, or there are too many; no descriptor is left.
     pub fn new() -> io::Result<Self> {
         let empty = rustix::fs::memfd_create("roce-wake", MemfdFlags::CLOEXEC)?;
         let mut context: libc::c_ulong = 0;
-        // SAFETY: the call writes one word, which is ours.
+        // SAFETY: the call writes one word, `context`, which is a local variable.
         match unsafe { libc::syscall(libc::SYS_io_setup, REQUESTS, &raw mut context) } {
             0 => Ok(Self { context, empty }),
             _ => Err(io::Error::last_os_error()),
@@ -73,7 +72,7 @@ impl Waker {
     /// Adds 1 to an eventfd, however full it is.
     ///
     /// # Errors
-    /// Where it is no eventfd.
+    /// `event` is not an eventfd.
     pub fn wake(&mut self, event: BorrowedFd<'_>) -> io::Result<()> {
         let (mut done, mut byte) = ([Done::default(); REQUESTS], 0u8);
         let request = Request {
@@ -87,11 +86,11 @@ impl Waker {
         };
         let requests = [&raw const request];
         let no_time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the request and its buffer are ours. The read is over when the call returns: it is one of a file in memory
+        // SAFETY: the request and its buffer are local variables. The read is complete when the call returns: it reads a file in memory
         // that has no bytes.
         let submitted = unsafe { libc::syscall(libc::SYS_io_submit, self.context, 1, requests.as_ptr()) };
         let result = if submitted == 1 { Ok(()) } else { Err(io::Error::last_os_error()) };
-        // SAFETY: fetches results, as many as there is room for, and waits for none; the time is only read.
+        // SAFETY: fetches at most `REQUESTS` results, for which `done` has room, and waits for none; the kernel only reads the time.
         unsafe {
             libc::syscall(
                 libc::SYS_io_getevents,
@@ -108,7 +107,8 @@ impl Waker {
 
 impl Drop for Waker {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, and no request of it is under way. In a fork there is no such context, and the call fails.
+        // SAFETY: the context was made by `new`, and no request of it is in progress. A forked child has no such context, and the call
+        // fails there.
         unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
     }
 }
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_full_event_that_blocks_does_not_block_the_waker() {
-        // Goal: what a peer can do to an event that it shares: make it blocking, and fill it.
+        // Goal: the waker does not block, whatever a peer does to the eventfd that it shares: it makes the eventfd blocking and fills it.
         let mut waker = Waker::new().unwrap();
         let event = EventFd::new().unwrap();
         waker.wake(event.as_fd()).unwrap();
