@@ -1,4 +1,4 @@
-//! Invariants that must hold whatever the network does. A checker is fed with events and complains by an `Err`.
+//! Invariants that must hold whatever the network does. A checker is fed with events, and returns an `Err` when its invariant is violated.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -13,7 +13,7 @@ use stack::proto::wqe::Cqe;
 use stack::shard::counters::Counter;
 use stack::wire::{Ingress, Kind, Transport, locate};
 
-/// Every checker: its invariant, and the test that shows it to fire on a planted fault.
+/// Every checker: its invariant, and the test that shows that it detects a planted fault.
 pub const CHECKERS: &[(&str, &str)] = &[
     (
         "each request of a queue completes once, in order; after a failure all are flushed",
@@ -53,11 +53,10 @@ pub const CHECKERS: &[(&str, &str)] = &[
     ),
 ];
 
-/// The error is the complaint, for a report.
+/// The error describes the violation, for a report.
 pub type Check = Result<(), String>;
 
-/// Each work request of a queue completes once, in order; unsignalled ones without a completion of their own,
-/// unless they fail.
+/// Checks that each work request of a queue completes once, in order. An unsignalled request gets a completion only if it fails.
 #[derive(Clone, Debug, Default)]
 pub struct Completions {
     outstanding: VecDeque<(u64, bool)>,
@@ -65,12 +64,12 @@ pub struct Completions {
 }
 
 impl Completions {
-    /// A request was posted.
+    /// Notes that a request was posted.
     pub fn posted(&mut self, wr_id: u64, signaled: bool) {
         self.outstanding.push_back((wr_id, signaled));
     }
 
-    /// A completion was polled. Returns the tags that are complete by it, in order.
+    /// Checks a completion that was polled. Returns the ids of the requests that it completes, in order.
     pub fn completed(&mut self, wr_id: u64, status: WcStatus) -> Result<Vec<u64>, String> {
         let mut done = Vec::new();
         if self.failed && status != WcStatus::WrFlushErr {
@@ -93,12 +92,12 @@ impl Completions {
         Err(format!("request {wr_id} completes, but is not outstanding"))
     }
 
-    /// Requests whose completion is not known.
+    /// Number of requests that are not known to be complete.
     pub fn outstanding(&self) -> usize {
         self.outstanding.len()
     }
 
-    /// Whether nothing is left but unsignalled requests behind the last completion.
+    /// Whether only unsignalled requests are outstanding, after the last completion.
     pub fn awaits_none(&self) -> bool {
         self.outstanding.iter().all(|(_, signaled)| !signaled)
     }
@@ -109,14 +108,14 @@ impl Completions {
     }
 }
 
-/// Bytes of remote memory that one queue pair alone writes: their expected values, and what a READ may return.
+/// Remote memory that only one queue pair writes: the expected bytes, and which values a READ may return.
 ///
-/// Writes count in the order of their work requests. A READ that is repeated may see later writes that started
-/// before it completed (IBA 9.5, table 79), up to the next fence.
+/// Writes take effect in the order of their work requests. A READ that is repeated may see later writes that started before it completed
+/// (IBA 9.5, table 79), up to the next fence.
 #[derive(Clone, Debug)]
 pub struct FlatMemory {
     bytes: Vec<u8>,
-    /// Writes that are posted and not known to be complete: tag, offset, data.
+    /// Writes that were posted and are not known to be complete: id, offset, data.
     pending: VecDeque<Pending>,
 }
 
@@ -134,19 +133,19 @@ impl FlatMemory {
         Self { bytes, pending: VecDeque::new() }
     }
 
-    /// A request was posted; `data` is empty for one that writes nothing.
+    /// Notes that a request was posted. `data` is empty if the request writes nothing.
     pub fn posted(&mut self, wr_id: u64, offset: usize, data: &[u8], fenced: bool) {
         self.pending.push_back(Pending { wr_id, offset, data: data.to_vec(), fenced });
     }
 
-    /// The oldest request is complete: its bytes are there.
+    /// Notes that the oldest request is complete: its bytes are in memory.
     pub fn completed(&mut self, wr_id: u64) {
         let write = self.pending.pop_front().expect("a request is posted before it completes");
         assert_eq!(write.wr_id, wr_id, "the caller goes in order");
         self.bytes[write.offset..write.offset + write.data.len()].copy_from_slice(&write.data);
     }
 
-    /// The oldest request is a READ that returned `got`; then it is complete.
+    /// Checks that the oldest request, a READ, may return `got`. The request is then complete.
     pub fn read(&mut self, wr_id: u64, offset: usize, got: &[u8]) -> Check {
         for (i, byte) in got.iter().enumerate() {
             let at = offset + i;
@@ -163,7 +162,7 @@ impl FlatMemory {
         Ok(())
     }
 
-    /// Compares with the memory itself. Bytes of writes that are not known to be complete may be either.
+    /// Compares the actual memory with the expected bytes. Bytes of writes that are not known to be complete may have either value.
     pub fn matches(&self, memory: &[u8]) -> Check {
         for (at, (got, expected)) in memory.iter().zip(&self.bytes).enumerate() {
             let mut pending =
@@ -176,12 +175,12 @@ impl FlatMemory {
     }
 }
 
-/// A word that atomics of one queue pair alone change.
+/// A word that only atomics of one queue pair change.
 #[derive(Clone, Debug, Default)]
 pub struct FlatWord {
-    /// Its value after every operation that is known to be complete.
+    /// Its value after all operations that are known to be complete.
     pub value: u64,
-    /// Operations that are posted: `Ok((compare, swap))` or `Err(add)`.
+    /// Operations that were posted and are not known to be complete: `Ok((compare, swap))` or `Err(add)`.
     pub pending: VecDeque<Result<(u64, u64), u64>>,
 }
 
@@ -191,12 +190,12 @@ impl FlatWord {
         Self { value, pending: VecDeque::new() }
     }
 
-    /// Its value after everything that is posted.
+    /// Its value after all operations that were posted.
     pub fn expected(&self) -> u64 {
         self.pending.iter().fold(self.value, |value, op| Self::next(value, *op))
     }
 
-    /// An operation that is posted, a swap or an addition: its operands. Half of the swaps match.
+    /// Draws an operation to post, a compare-and-swap (`swap`) or an addition, and returns its operands. Half of the swaps match.
     pub fn draw(&mut self, rng: &mut Rng, swap: bool) -> (u64, u64) {
         let (a, b) = (rng.next() >> rng.below(64), rng.next());
         let compare = if rng.one_in(2) { self.expected() } else { a };
@@ -212,7 +211,7 @@ impl FlatWord {
         }
     }
 
-    /// The oldest operation returned `original`.
+    /// Checks that the oldest operation returned `original`, if known. The operation is then complete.
     pub fn completed(&mut self, original: Option<u64>) -> Check {
         let op = self.pending.pop_front().expect("an atomic is posted before it completes");
         let before = self.value;
@@ -225,7 +224,7 @@ impl FlatWord {
         }
     }
 
-    /// Compares with the word itself: some of the pending operations, in order, may have been executed.
+    /// Compares the actual word with the expected value: a prefix of the pending operations may have been executed.
     pub fn matches(&self, word: u64) -> Check {
         let mut value = self.value;
         let mut reached = value == word;
@@ -237,16 +236,16 @@ impl FlatWord {
     }
 }
 
-/// A word to which many queue pairs add one: each addition counts once, so no two see the same value.
+/// Checks a word to which many queue pairs add one: each addition counts once, so no two see the same value.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
-    /// Additions posted.
+    /// Number of additions posted.
     pub posted: u64,
     seen: BTreeSet<u64>,
 }
 
 impl Tally {
-    /// An addition is complete and found `original`.
+    /// Checks an addition that is complete and found `original`.
     pub fn completed(&mut self, original: u64) -> Check {
         if original >= self.posted {
             return Err(format!("an addition found {original} after {} were posted", self.posted));
@@ -257,7 +256,8 @@ impl Tally {
         Ok(())
     }
 
-    /// Compares with the word itself: all that completed are in it, and no more than were posted; `all`: none failed.
+    /// Compares the actual word: it includes all additions that completed, and at most those that were posted. `all`: no addition failed,
+    /// so all must be included.
     pub fn matches(&self, word: u64, all: bool) -> Check {
         let done = self.seen.len() as u64;
         if word < done || word > self.posted || all && word != self.posted {
@@ -275,33 +275,33 @@ impl Tally {
 pub struct Message {
     /// The data of a SEND; empty for a WRITE.
     pub data: Vec<u8>,
-    /// Its length.
+    /// Length of the message.
     pub len: usize,
-    /// Immediate data, or the key that it invalidated.
+    /// The immediate data, or the key that a SEND with invalidate names.
     pub tail: Option<[u8; 4]>,
     /// Whether `tail` is a key.
     pub inv: bool,
-    /// A WRITE with immediate.
+    /// Whether it is a WRITE with immediate.
     pub write: bool,
-    /// The shared receive queue that it names, on XRC.
+    /// Index of the shared receive queue that it names, on XRC.
     pub queue: usize,
 }
 
-/// Messages of a queue pair arrive once, in order, unmodified.
+/// Checks that messages of a queue pair arrive once, in order, unmodified.
 #[derive(Clone, Debug, Default)]
 pub struct Arrivals {
     expected: VecDeque<Message>,
-    /// Messages that arrived.
+    /// Number of messages that arrived.
     pub arrived: u64,
 }
 
 impl Arrivals {
-    /// A message was posted.
+    /// Notes that a message was posted.
     pub fn posted(&mut self, message: Message) {
         self.expected.push_back(message);
     }
 
-    /// A message arrived.
+    /// Checks a message that arrived.
     pub fn arrived(&mut self, got: &Message) -> Check {
         self.arrived += 1;
         match self.expected.pop_front() {
@@ -330,12 +330,12 @@ impl Arrivals {
         }
     }
 
-    /// A new life: messages that have not arrived never will.
+    /// Begins a new life of the queue pair: messages that have not arrived never will.
     pub fn forget(&mut self) {
         self.expected.clear();
     }
 
-    /// Messages that have not arrived.
+    /// Number of messages that have not arrived.
     pub fn missing(&self) -> usize {
         self.expected.len()
     }
@@ -343,26 +343,26 @@ impl Arrivals {
 
 #[derive(Debug, Default)]
 struct Sender {
-    /// Request packets sent and not answered, by PSN.
+    /// PSNs of request packets that were sent and not acknowledged.
     flying: VecDeque<Psn>,
     high: Option<Psn>,
     una: Option<Psn>,
-    /// The oldest PSN without an answer when the life before this one ended: its last frames may still wait for the port.
+    /// The oldest unacknowledged PSN when the previous life ended: its last frames may still wait for the port.
     before: Option<Psn>,
 }
 
-/// No requester has more than its window in flight, nor passes half of the circle (IBA 9.7.1).
+/// Checks that no requester has more than its window in flight, nor passes half of the PSN space (IBA 9.7.1).
 #[derive(Debug, Default)]
 pub struct Window(BTreeMap<(usize, Qpn), Sender>);
 
 impl Window {
-    /// A connection begins: requests of a node to that queue pair start at `first`, far from where they were before.
+    /// A connection begins: requests of a node to this queue pair start at `first`, far from the PSNs of the previous life.
     pub fn begin(&mut self, node: usize, peer: Qpn, first: Psn) {
         let before = self.0.get(&(node, peer)).and_then(|s| s.una);
         self.0.insert((node, peer), Sender { una: Some(first), before, ..Sender::default() });
     }
 
-    /// A node sent a packet to a peer's queue pair.
+    /// Checks a packet that a node sent to a peer's queue pair.
     pub fn sent(&mut self, node: usize, seen: &Seen) -> Check {
         if !seen.is_request() || !matches!(seen.transport(), Transport::Rc | Transport::Xrc) {
             return Ok(());
@@ -370,12 +370,12 @@ impl Window {
         let sender = self.0.entry((node, seen.dqpn)).or_default();
         let psn = Psn::new(seen.psn);
         if sender.before.is_some_and(|before| psn.diff(before).abs() < 1 << 16) {
-            return Ok(()); // of the life before
+            return Ok(()); // of the previous life
         }
         let una = *sender.una.get_or_insert(psn);
         if sender.high.is_none_or(|high| psn.diff(high) > 0) {
             sender.high = Some(psn);
-            // A READ requested again from its middle, after the link delivered a later response, is behind.
+            // A READ that resumes in its middle, after the link delivered a later response, is behind.
             if psn.diff(una) >= 0 {
                 sender.flying.push_back(psn);
             }
@@ -383,14 +383,14 @@ impl Window {
         if sender.flying.len() > WINDOW_PACKETS as usize {
             return Err(format!("{} request packets in flight to {:?}", sender.flying.len(), seen.dqpn));
         }
-        // Far behind is far ahead, on a circle; a repeated READ may be a little behind what the link delivered.
+        // PSNs wrap, so far behind is far ahead. A repeated READ may be a little behind what the link delivered.
         if psn.diff(una) < -(1 << 22) {
             return Err(format!("PSN {psn:?} is more than half a circle beyond {una:?}"));
         }
         Ok(())
     }
 
-    /// A node is given a packet; `peer` is the number of the queue pair that its requests go to.
+    /// Notes a packet that is delivered to a node. `peer` is the queue pair number to which the node's requests go.
     pub fn delivered(&mut self, node: usize, peer: Qpn, seen: &Seen) {
         if seen.is_request() {
             return;
@@ -413,7 +413,7 @@ impl Window {
     }
 }
 
-/// A packet to a node's IP address goes to that node's Ethernet address, even if a liar claims to have it.
+/// Checks that a packet to a node's IP address goes to that node's Ethernet address, even if a spoofing host claims the IP address.
 pub fn dst_mac(nodes: &[Node], frame: &[u8]) -> Check {
     let Ok(Ingress::Roce(layout)) = locate(frame) else { return Ok(()) };
     let dst = layout.dst(frame);
@@ -423,7 +423,7 @@ pub fn dst_mac(nodes: &[Node], frame: &[u8]) -> Check {
     }
 }
 
-/// Nothing was written outside of granted memory.
+/// Checks that nothing was written outside of registered memory.
 pub fn guards(node: &Node) -> Check {
     match node.regions().iter().position(|r| !r.guards_intact()) {
         Some(i) => Err(format!("node {}: bytes around region {i} were written", node.config.index)),
@@ -431,7 +431,7 @@ pub fn guards(node: &Node) -> Check {
     }
 }
 
-/// A node without queue pairs waits for nothing but the clock of its IP host.
+/// Checks that a node without queue pairs waits for nothing but the clock of its IP host.
 pub fn nothing_left(node: &Node) -> Check {
     let net = node.shared.net_deadline();
     let left = node.shards(|s| (s.qps() > 0 || s.connected_qps() > 0 || !s.quiet(), s.next_deadline()));
@@ -446,7 +446,7 @@ pub fn nothing_left(node: &Node) -> Check {
     Ok(())
 }
 
-/// Buffers in are buffers out: all but one spare frame a shard are in the pools of a node that is at rest.
+/// Checks that no buffer is leaked: at rest, all but one spare frame per shard are in the pools of a node.
 pub fn no_leak(node: &Node) -> Check {
     for (shard, wire) in node.wires.iter().enumerate() {
         if wire.buffers_out() > 1 {
@@ -460,7 +460,7 @@ pub fn no_leak(node: &Node) -> Check {
     Ok(())
 }
 
-/// The counters account for every frame: those that the port gave and took, and the outcome of each packet received.
+/// Checks that the counters account for every frame: those that the port delivered and took, and the outcome of each packet received.
 pub fn counters(node: &Node, delivered: u64, taken: u64) -> Check {
     let c = node.counters();
     let (rx, tx) = (c.get(Counter::RxFrames), c.get(Counter::TxFrames));
@@ -470,8 +470,8 @@ pub fn counters(node: &Node, delivered: u64, taken: u64) -> Check {
             node.config.index
         ));
     }
-    // A packet is accepted, answered as a duplicate, refused, a response, for the IP host, or dropped by name. A
-    // response that is dropped counts twice.
+    // A packet is accepted, answered as a duplicate, refused, a response, for the IP host, or dropped by name. A dropped response counts
+    // twice.
     let named: u64 = [
         Counter::RequestsReceived,
         Counter::DuplicatesAnswered,
@@ -510,7 +510,7 @@ mod tests {
     use stack::time::Instant;
     use stack::wire::{Flow, Opcode};
 
-    // Goal, of each test here: the checker accepts correct histories and fires on wrong ones.
+    // Goal of each test here: the checker accepts correct histories and rejects wrong ones.
 
     #[test]
     fn completions_once_and_in_order() {
@@ -585,7 +585,7 @@ mod tests {
         assert!(nothing_left(&node).is_err());
     }
 
-    // Goal: the list of checkers is true: each test that it names exists.
+    // Goal: the list of checkers is correct: each test that it names exists.
     #[test]
     fn every_checker_has_its_test() {
         let sources = [

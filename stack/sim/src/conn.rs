@@ -1,4 +1,4 @@
-//! The lives of a connection in a random run: it is drained, broken, torn down and made anew while others work.
+//! The lives of a connection in a random run: it is drained, broken, torn down and made anew while other connections work.
 
 use core::ops::Range;
 use core::time::Duration;
@@ -15,9 +15,9 @@ use stack::proto::status::{AsyncEvent, WcStatus};
 use stack::shard::EventElement;
 use stack::time::Instant;
 
-/// Lives of a connection while the faults are on.
+/// Most lives of a connection while the faults are on.
 const LIVES: u32 = 4;
-/// Virtual time in which a queue pair in ERR must have flushed everything.
+/// Virtual time within which a queue pair in ERR must have flushed all requests.
 const FLUSH: Duration = Duration::from_millis(50);
 
 /// One end of a connection.
@@ -28,28 +28,29 @@ pub(super) struct End {
     pub qpn: Qpn,
     ty: QpType,
     shard: usize,
-    /// The completion queue of both its queues.
+    /// The completion queue of both work queues.
     pub cq: CqId,
-    /// `cq` may be too small for all completions.
+    /// Whether `cq` may be too small for all completions.
     pub tight: bool,
-    /// What the program knows of an overflow of `cq`.
+    /// The events about an overflow of `cq` that the program received.
     pub overran: Overran,
-    /// Times that the queue pair came out of RESET.
+    /// How often the queue pair left RESET.
     lives: u32,
-    /// First sequence number that it sends in this life.
+    /// First PSN that it sends in this life.
     psn: u32,
-    /// Destroyed, or in RESET.
+    /// Whether it was destroyed or is in RESET.
     gone: Option<Gone>,
 }
 
-/// The events of an overflow that the program received.
+/// The events about the overflow of a completion queue that the program received.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Overran {
-    /// Of the completion queue.
+    /// The event of the completion queue.
     pub cq: bool,
-    /// All completions before the loss have been polled, so the rest is lost.
+    /// Whether all completions before the lost one have been polled. The later ones are lost.
     pub polled: bool,
-    /// Of the queue pair: once a life; a program that has not polled it yet may begin another life on the same queue.
+    /// Events of the queue pair: one for each life. A program that has not polled the event yet may begin another life with the same
+    /// completion queue.
     pub qp: u32,
 }
 
@@ -62,48 +63,48 @@ enum Gone {
 /// The phase of a connection's life.
 #[derive(Clone, Debug)]
 pub(super) enum Phase {
-    /// It works.
+    /// The connection works.
     Live,
-    /// One end is in SQD, while the faults are on at least until `until`. `psn` is its next sequence number, once it is drained.
+    /// One end is in SQD, at least until `until` while the faults are on. `psn` is its next PSN, once it is drained.
     Draining { end: usize, until: Instant, psn: Option<u32> },
-    /// Something happened that ends it; while the faults are on, its programs do not notice before `until`.
+    /// An event has ended the connection. While the faults are on, its programs do not notice before `until`.
     Broken { until: Instant },
-    /// Both ends are in ERR and flush.
+    /// Both ends are in ERR and flush their requests.
     Flushing { until: Instant },
 }
 
 /// A connection.
 #[derive(Debug)]
 pub(super) struct Conn {
-    /// Two ends, or one that is connected to itself.
+    /// Two ends, or a single end that is connected to itself.
     pub ends: Vec<End>,
-    /// Its first flow. Each end has one, but for an XRC target.
+    /// Index of its first flow. Each end has a flow, except an XRC target.
     flow: usize,
     xrc: bool,
     pub phase: Phase,
-    /// Lives, this one included.
+    /// Number of lives, including this one.
     pub lives: u32,
-    /// Requests may fail: retries may run out, or a fault was injected.
+    /// Whether requests may fail: retries may run out, or a fault was injected.
     pub may_end: bool,
-    /// A key that it uses was revoked: the region, and its contents then.
+    /// A region that it uses whose key was revoked, and the contents at that time.
     dead: Option<(usize, MrId, Vec<u8>)>,
     config: QpConfig,
 }
 
 impl Conn {
-    /// Its flows.
+    /// The indices of its flows.
     pub fn flows(&self) -> Range<usize> {
         self.flow..self.flow + if self.xrc { 1 } else { self.ends.len() }
     }
 
-    /// The ends of each of its flows: from, to.
+    /// The ends of each flow: from, to.
     fn directions(&self) -> Vec<(End, End)> {
         let mut both = pairs(&self.ends);
         both.truncate(self.flows().len());
         both
     }
 
-    /// The statuses that a failed request may have.
+    /// The statuses that its requests may fail with.
     pub fn allowed(&self, teardown: bool) -> Vec<WcStatus> {
         let mut allowed = Vec::new();
         if self.may_end {
@@ -115,7 +116,7 @@ impl Conn {
                 WcStatus::RemOpErr,
                 WcStatus::LocProtErr,
                 WcStatus::LocAccessErr,
-                // Its window ended with it.
+                // The window ended with its region.
                 WcStatus::LocQpOpErr,
                 WcStatus::MwBindErr,
                 WcStatus::RemInvReqErr,
@@ -129,12 +130,12 @@ impl Conn {
 }
 
 impl Workload {
-    /// The connection that a flow belongs to.
+    /// The connection to which a flow belongs.
     pub fn conn_of(&self, flow: usize) -> usize {
         self.conns.iter().position(|c| c.flows().contains(&flow)).expect("it is in one")
     }
 
-    /// Makes a connection, and its flows.
+    /// Creates a connection and its flows.
     pub fn create(&mut self, ends: Ends) {
         let sides = match ends {
             Ends::Two(a, b) => vec![(a, QpType::Rc), (b, QpType::Rc)],
@@ -172,7 +173,7 @@ impl Workload {
         self.live(conn);
     }
 
-    /// One end, in RESET; now and then with a completion queue of its own that is too small.
+    /// Creates an end in RESET, sometimes with a completion queue of its own that is too small.
     fn create_end(&mut self, node: usize, ty: QpType, shard: usize, psn: u32, number: Option<Qpn>) -> End {
         let config = QpConfig { ty, ..self.swarm.qp };
         let tight = self.faulty && self.rng.ppm(self.swarm.program(node, Fault::CqOverflow));
@@ -187,7 +188,7 @@ impl Workload {
         End { node, qp, qpn, ty, shard, cq, tight, overran: Overran::default(), lives: 1, psn, gone: None }
     }
 
-    /// A completion queue overflowed, or a queue pair got the event that one of its own did.
+    /// Handles the event of a completion queue that overflowed, or of a queue pair whose completion queue did.
     pub fn overflow(&mut self, node: usize, event: AsyncEvent, of: EventElement) -> Check {
         let is = |e: &End| {
             e.node == node && (of == EventElement::Qp(e.qpn) || of == self.world.nodes[node].cq_element(e.cq))
@@ -212,7 +213,7 @@ impl Workload {
         Ok(())
     }
 
-    /// The ends of a node whose completion queue failed: it gets no more completions than it holds now.
+    /// The ends of a node whose completion queue failed: it gets no further completions.
     pub fn failed_queues(&self, node: usize) -> Vec<(usize, usize)> {
         let ends = self.conns.iter().enumerate().flat_map(|(i, c)| (0..c.ends.len()).map(move |k| (i, k)));
         let failed = |&(i, k): &(usize, usize)| {
@@ -222,7 +223,7 @@ impl Workload {
         ends.filter(failed).collect()
     }
 
-    /// Every completion that the completion queue of an end will ever have has been polled.
+    /// Notes that all completions that an end's completion queue will ever have were polled.
     pub fn polled_to_the_end(&mut self, i: usize, k: usize) {
         let overran = &mut self.conns[i].ends[k].overran;
         if overran.cq {
@@ -232,7 +233,7 @@ impl Workload {
         }
     }
 
-    /// A new life: both ends are in RESET.
+    /// Begins a new life: connects both ends, which are in RESET.
     fn live(&mut self, i: usize) {
         if !self.faulty {
             self.conns[i].config.rnr_retry = 7; // from now on everything must succeed
@@ -260,7 +261,7 @@ impl Workload {
         conn.dead = None;
     }
 
-    /// A request failed, as it may: the connection is over.
+    /// A request failed, as allowed: the connection ends.
     pub fn broken(&mut self, i: usize) {
         if !self.teardown && matches!(self.conns[i].phase, Phase::Live | Phase::Draining { .. }) {
             self.report.failed += 1;
@@ -274,7 +275,7 @@ impl Workload {
         self.conns[i].may_end = true;
     }
 
-    /// Both ends go to ERR.
+    /// Moves both ends to ERR.
     pub fn break_ends(&mut self, i: usize) -> Check {
         for end in self.conns[i].ends.clone() {
             let now = self.world.now;
@@ -287,7 +288,7 @@ impl Workload {
         Ok(())
     }
 
-    /// The events in the life of a connection in this turn.
+    /// Advances the life of a connection in this turn.
     pub fn advance(&mut self, i: usize) -> Check {
         let now = self.world.now;
         match self.conns[i].phase.clone() {
@@ -299,7 +300,7 @@ impl Workload {
             Phase::Draining { end, until, psn } => self.drain(i, end, until, psn),
             Phase::Broken { until } if until > now && self.faulty => Ok(()),
             Phase::Broken { .. } => {
-                // While the faults are on, it may stay as it is.
+                // While the faults are on, a connection may stay broken.
                 if self.faulty && self.conns[i].lives >= LIVES {
                     return Ok(());
                 }
@@ -311,7 +312,7 @@ impl Workload {
         }
     }
 
-    /// A fault happens to a working connection.
+    /// Injects a fault into a working connection.
     fn trouble(&mut self, i: usize) {
         let k = self.rng.below(self.conns[i].ends.len() as u64) as usize;
         let end = self.conns[i].ends[k];
@@ -321,7 +322,7 @@ impl Workload {
         if fault == Fault::Drain && end.ty == QpType::XrcTgt {
             return;
         }
-        // In the middle of its work, or it is no fault.
+        // Only while requests are outstanding, otherwise it tests nothing.
         let flow = self.conns[i].flow + k.min(self.conns[i].flows().len() - 1);
         if self.flows[flow].sends.outstanding() == 0 || fault != Fault::Drain && self.conns[i].lives >= LIVES
         {
@@ -358,7 +359,7 @@ impl Workload {
         self.forget_requests(i, k);
     }
 
-    /// No completion will show how the requests of an end ended.
+    /// Forgets the requests of an end, as no completion will show how they ended.
     fn forget_requests(&mut self, i: usize, k: usize) {
         let conn = &self.conns[i];
         let (end, flows) = (conn.ends[k].qpn, &mut self.flows[conn.flows()]);
@@ -366,12 +367,12 @@ impl Workload {
         flows.iter_mut().filter(|f| f.peer_qpn == end).for_each(Flow::receiver_gone);
     }
 
-    /// One of a flow's regions is deregistered, whatever it is used for.
+    /// Deregisters one of a flow's regions, whether it is in use or not.
     fn deregister(&mut self, i: usize) {
         let n = self.conns[i].flows().len() as u64;
         let flow = &mut self.flows[self.conns[i].flow + self.rng.below(n) as usize];
         let none = MrId(usize::MAX);
-        // A region with windows is not deregistered.
+        // A region with bound windows cannot be deregistered.
         flow.drop_window(&mut self.world.nodes);
         let (node, slot) = match self.rng.below(4) {
             0 => (flow.from, &mut flow.mrs.src),
@@ -391,12 +392,12 @@ impl Workload {
         self.conns[i].dead = Some((node, mr, held));
     }
 
-    /// SQD: requests that had started are finished, none starts, then back to RTS.
+    /// Handles SQD: requests that had started finish, no other request starts, and the queue pair returns to RTS.
     fn drain(&mut self, i: usize, k: usize, until: Instant, psn: Option<u32>) -> Check {
         let (now, end) = (self.world.now, self.conns[i].ends[k]);
         let node = &mut self.world.nodes[end.node];
         if node.state(end.qp) != QpState::Sqd {
-            self.conns[i].phase = Phase::Live; // it failed; its completions will show that
+            self.conns[i].phase = Phase::Live; // it failed, as its completions will show
             return Ok(());
         }
         let attr = node.query(end.qp);
@@ -418,11 +419,11 @@ impl Workload {
         Ok(())
     }
 
-    /// Everything of a connection in ERR is flushed; then it begins again.
+    /// Waits until all requests of a connection in ERR are flushed; then begins its next life.
     fn flush(&mut self, i: usize, until: Instant) -> Check {
         let (flows, n) = (self.conns[i].flows(), self.conns[i].ends.len());
         let done = |f: &Flow| {
-            // Unsignalled requests that had succeeded make no completion.
+            // Unsignalled requests that succeeded have no completion.
             let gone = f.sends.outstanding() == 0;
             let in_use = if gone { 0 } else { self.world.nodes[f.from].sends_in_use(f.qp) };
             if f.sends.awaits_none() && in_use == 0 && f.receives_left(&self.world.nodes) == 0 {
@@ -470,15 +471,13 @@ impl Workload {
         Ok(())
     }
 
-    /// Leads one end back to RESET, with sequence numbers far from those before; a destroyed one is created again, perhaps
-    /// under its old number.
+    /// Moves one end back to RESET, with PSNs far from those before. A destroyed end is created again, perhaps under its old number.
     fn renew(&mut self, i: usize, k: usize) {
         let (now, end) = (self.world.now, self.conns[i].ends[k]);
-        // Packets of the life before that are still on their way must not fit (IBA 9.7.1: that is up to the connection's
-        // programs).
+        // Packets of the previous life that are still in flight must not match (IBA 9.7.1 leaves that to the programs of the connection).
         let psn = (end.psn + (1 << 22) + self.rng.below(1 << 20) as u32) & 0xff_ffff;
         let node = &mut self.world.nodes[end.node];
-        // The queue pair of a completion queue that overflowed is of no use any more.
+        // A queue pair whose completion queue overflowed cannot be used any more.
         let gone = match end.gone {
             Some(Gone::Destroyed) => true,
             _ if end.overran.cq || end.tight && !self.faulty => {
@@ -495,7 +494,7 @@ impl Workload {
             let first = self.conns[i].flow;
             let flows = &mut self.flows[first..];
             if end.tight {
-                // An XRC target's queues complete there too.
+                // An XRC target's shared receive queues complete there, too.
                 let flow = flows.iter_mut().find(|f| f.peer_qpn == end.qpn && f.to == end.node);
                 flow.into_iter().for_each(|f| f.drop_queues(&mut self.world.nodes));
                 self.world.nodes[end.node].destroy_cq(end.cq);

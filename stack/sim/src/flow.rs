@@ -1,4 +1,4 @@
-//! One direction of a connection: the requests that its program posts, and the completions that they must have.
+//! One direction of a connection: the requests that its program posts, and the completions that they must get.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,7 @@ use stack::mem::{Access, Sge};
 use stack::proto::status::{SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode};
 use stack::proto::wqe::Cqe;
 
-/// Words of a flow that its atomics change.
+/// Number of words of a flow that its atomics change.
 pub const WORDS: usize = 3;
 /// Shared receive queues of an XRC flow.
 const SRQS: usize = 2;
@@ -34,7 +34,7 @@ enum Kind {
     },
     Tally,
     Flush,
-    /// Binds or invalidates the window of another flow, which `Flow::locals` names.
+    /// Binds or invalidates the window of another flow, whose index is in `Flow::locals`.
     Local,
 }
 
@@ -43,13 +43,13 @@ struct Op {
     wr_id: u64,
     kind: Kind,
     opcode: WrOpcode,
-    /// By the key of the flow's window.
+    /// Whether it uses the key of the flow's window.
     windowed: bool,
-    /// The place in the sink for the bytes of a READ or atomic.
+    /// The buffer in the sink for the bytes of a READ or atomic.
     sink: Layout,
 }
 
-/// A queue that the messages of a flow take receives from: the peer's own, or a shared one.
+/// A receive queue that the messages of a flow consume: the peer's own, or a shared one.
 #[derive(Debug, Default)]
 struct Queue {
     srq: Option<SrqId>,
@@ -68,16 +68,16 @@ enum Invalidated {
 /// Sizes that all flows of a run share.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
-    /// Bytes of a message at most.
+    /// Most bytes of a message.
     pub max_len: usize,
-    /// Bytes of a buffer with the room around it.
+    /// Bytes of a slot: a buffer and the gaps around it.
     pub slot: usize,
-    /// Bytes that WRITEs and READs go to.
+    /// Bytes of the target of WRITEs and READs.
     pub target: usize,
 }
 
 impl Sizes {
-    /// For messages of at most `max_len` bytes.
+    /// The sizes for messages of at most `max_len` bytes.
     pub fn of(max_len: usize) -> Self {
         Self {
             max_len,
@@ -113,18 +113,18 @@ struct DrawnRequest {
 /// A change to a message before it is checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Spoil {
-    /// A byte changes.
+    /// Change a byte.
     Byte,
-    /// It counts as one of another shared receive queue.
+    /// Attribute it to another shared receive queue.
     Queue,
 }
 
-/// What a completion completed.
+/// The requests that a completion completed.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Done {
-    /// Requests that succeeded.
+    /// Number of requests that succeeded.
     pub requests: u64,
-    /// The one whose completion it was, if it succeeded.
+    /// The opcode of the completion's own request, if that succeeded.
     pub opcode: Option<WrOpcode>,
 }
 
@@ -133,35 +133,35 @@ pub struct Done {
 pub struct Flow {
     /// The sending node.
     pub from: usize,
-    /// The receiving node; both may be one.
+    /// The receiving node, which may be the same.
     pub to: usize,
     /// The sending queue pair.
     pub qp: QpId,
-    /// The receiving queue pair; both may be one.
+    /// The receiving queue pair, which may be the same.
     pub peer: QpId,
-    /// Its number.
+    /// Number of the sending queue pair.
     pub qpn: Qpn,
-    /// Its peer's number.
+    /// Number of the receiving queue pair.
     pub peer_qpn: Qpn,
-    /// Its queues.
+    /// The configuration of the sending queue pair.
     pub config: QpConfig,
     /// Its regions.
     pub mrs: Memory,
-    /// Requests posted in all lives.
+    /// Number of requests posted in all lives.
     pub posted: u64,
-    /// The send queue.
+    /// The completions of the send queue.
     pub sends: Completions,
-    /// Messages.
+    /// The messages that arrive.
     pub arrivals: Arrivals,
     /// The completion queue of the receives of an XRC flow.
     pub recv_cq: CqId,
-    /// The flow back, whose queue pair can bind windows to this one's target.
+    /// The reverse flow, whose queue pair can bind windows to this flow's target.
     pub binder: Option<usize>,
     /// A window to the target.
     pub window: Window,
-    /// Flows whose windows a local operation of this one changed, once it completed.
+    /// Flows whose windows were changed by a local operation of this flow that has completed.
     pub changed_windows: Vec<usize>,
-    /// Flows on whose windows a local operation of this one is under way, oldest first.
+    /// Flows on whose windows a local operation of this flow is in progress, oldest first.
     locals: VecDeque<usize>,
     queues: Vec<Queue>,
     receives_posted: u64,
@@ -170,7 +170,7 @@ pub struct Flow {
     words: Vec<FlatWord>,
     /// Regions at the receiver that the sender may invalidate, ready to be registered again.
     spare_regions: Vec<MrId>,
-    /// Regions and windows whose invalidation is under way, oldest first.
+    /// Regions and windows whose invalidation is in progress, oldest first.
     invalidating: VecDeque<Invalidated>,
     sizes: Sizes,
 }
@@ -214,7 +214,7 @@ impl Flow {
         }
     }
 
-    /// The beginning of a life: nothing is posted, memory stays as it is. Regions that are `None` are made.
+    /// Begins a life: nothing is posted, and memory stays as it is. Registers regions that are missing (`usize::MAX`).
     pub fn begin(&mut self, nodes: &mut [Node], rng: &mut Rng, base: Access) {
         let sizes = self.sizes;
         let (send, recv) = (self.config.send_depth as usize, self.config.recv_depth as usize);
@@ -256,21 +256,21 @@ impl Flow {
         self.changed_windows.clear();
         self.locals.clear();
         self.ops.clear();
-        // An invalidation that was under way may have happened or not: those regions are not used again.
+        // An invalidation that was in progress may have happened or not: those regions are not used again.
         self.invalidating.clear();
     }
 
-    /// Bytes of the target, without the words of atomics.
+    /// Bytes of the target, excluding the words of atomics.
     pub fn target_len(&self) -> usize {
         self.sizes.target
     }
 
-    /// The sender is gone, and its requests with it: no completion shows how they ended.
+    /// The sender is gone with its requests: no completion shows how they ended.
     pub fn sender_gone(&mut self) {
         self.sends = Completions::default();
     }
 
-    /// The receiver is gone, and its receives with it.
+    /// The receiver is gone with its receives.
     pub fn receiver_gone(&mut self) {
         for queue in &mut self.queues {
             queue.receives = Completions::default();
@@ -278,7 +278,7 @@ impl Flow {
         }
     }
 
-    /// Posted receives that have not completed, without those that still wait in a shared queue.
+    /// Number of posted receives that have not completed, excluding those that still wait in a shared queue.
     pub fn receives_left(&self, nodes: &[Node]) -> usize {
         let left = |q: &Queue| {
             let waiting = q.srq.map_or(0, |srq| nodes[self.to].srq_waiting(srq) as usize);
@@ -287,24 +287,24 @@ impl Flow {
         self.queues.iter().map(left).sum()
     }
 
-    /// Shared receive queues end, before their completion queue.
+    /// Destroys the shared receive queues, which must go before their completion queue.
     pub fn drop_queues(&mut self, nodes: &mut [Node]) {
         for srq in self.queues.drain(..).filter_map(|q| q.srq) {
             nodes[self.to].destroy_srq(srq);
         }
     }
 
-    /// The window ends, before its region.
+    /// Deallocates the window, which must go before its region.
     pub fn drop_window(&mut self, nodes: &mut [Node]) {
         core::mem::take(&mut self.window).dealloc(&mut nodes[self.to]);
     }
 
-    /// Requests of this direction that the program still wants to post.
+    /// Number of requests that the program still wants to post.
     pub fn left(&self, ops: u64) -> u64 {
         ops.saturating_sub(self.posted)
     }
 
-    /// Memory at the receiver has the effects of the completed requests.
+    /// Checks that memory at the receiver has the effects of the completed requests.
     pub fn matches(&self, nodes: &[Node]) -> Check {
         let memory = nodes[self.to].mr(self.mrs.target);
         let who = |e| format!("{:?} to {:?}: {e}", self.qpn, self.peer_qpn);
@@ -315,7 +315,7 @@ impl Flow {
         Ok(())
     }
 
-    /// Posts up to `n` receives, as many as there are free buffers.
+    /// Posts up to `n` receives to each queue, limited by its free buffers.
     pub fn post_receives(&mut self, nodes: &mut [Node], rng: &mut Rng, n: u64) {
         let sizes = self.sizes;
         for (i, queue) in self.queues.iter_mut().enumerate() {
@@ -343,7 +343,7 @@ impl Flow {
         }
     }
 
-    /// A local operation on the window of flow `of`, on this flow's send queue. `false`: there is no room for it.
+    /// Posts a local operation on the window of flow `of` to this flow's send queue. Returns `false` if the queue has no room.
     pub fn post_local(&mut self, nodes: &mut [Node], ops: u64, of: usize, request: &WindowRequest) -> bool {
         if !self.room(nodes, ops) {
             return false;
@@ -372,7 +372,7 @@ impl Flow {
         self.posted < ops && !self.sends.failed() && !full
     }
 
-    /// Posts a request without bytes to a queue pair in ERR; it is flushed.
+    /// Posts a request without data to a queue pair in ERR, to be flushed.
     pub fn post_to_flush(&mut self, nodes: &mut [Node]) {
         let wr = SendWr::new(self.posted, WrOpcode::Send).unsignaled();
         if nodes[self.from].post_send(self.qp, &wr).is_ok() {
@@ -382,7 +382,7 @@ impl Flow {
         }
     }
 
-    /// Posts one random request. `None`: the queue is full, or there is nothing left to do. Else its description.
+    /// Posts one random request and returns its description; `None` if the queue is full or no request is left to post.
     pub fn post(
         &mut self,
         nodes: &mut [Node],
@@ -395,7 +395,7 @@ impl Flow {
         }
         let depth = u64::from(self.config.send_depth);
         let wr_id = self.posted;
-        // The last request and every one that fills the queue must be signalled; others may not be.
+        // The last request, and each that may fill the queue, must be signalled; others need not be.
         let last = wr_id + 1 == ops || (wr_id + 1).is_multiple_of(depth.div_ceil(2));
         let signaled = last || rng.one_in(2);
         let fenced = rng.one_in(6);
@@ -470,7 +470,7 @@ impl Flow {
             opcode,
             WrOpcode::RdmaWrite | WrOpcode::RdmaWriteWithImm | WrOpcode::RdmaRead | WrOpcode::AtomicWrite
         );
-        // Through the window, now and then; it is of the end of the target.
+        // Sometimes uses the window, which covers the end of the target.
         let windowed = named && self.window.usable(sizes.target - len) && rng.one_in(2);
         let from = if windowed { self.window.start } else { 0 };
         let mut offset = from + rng.below((sizes.target - len - from) as u64 + 1) as usize;
@@ -530,7 +530,7 @@ impl Flow {
         }
     }
 
-    /// Bytes of a message.
+    /// Draws the length of a message.
     fn draw_len(&self, rng: &mut Rng) -> usize {
         let mtu = self.config.mtu.bytes();
         let len = match rng.below(8) {
@@ -543,7 +543,7 @@ impl Flow {
         len.min(self.sizes.max_len)
     }
 
-    /// Where `len` bytes of a response go, in `max` pieces at most of a slot, which is blank then.
+    /// Draws a buffer for `len` bytes of a response: at most `max` pieces in a slot, which is filled with blank bytes.
     fn draw_sink(
         &self,
         node: &Node,
@@ -558,7 +558,7 @@ impl Flow {
         (layout, sges)
     }
 
-    /// The data of a message, and the pieces of memory that have it.
+    /// Draws the data of a message, and the scatter/gather list that names them.
     fn draw_source(&self, node: &Node, rng: &mut Rng, len: usize) -> (Vec<Sge>, Vec<u8>) {
         let src = node.mr(self.mrs.src);
         let (mut sges, mut data) = (Vec::new(), Vec::new());
@@ -573,7 +573,7 @@ impl Flow {
         (sges, data)
     }
 
-    /// A key at the receiver that a SEND will invalidate.
+    /// Draws a key at the receiver for a SEND to invalidate.
     fn draw_key_to_invalidate(&mut self, nodes: &mut [Node], rng: &mut Rng) -> u32 {
         if self.window.idle() && rng.one_in(2) {
             self.invalidating.push_back(Invalidated::Window);
@@ -590,8 +590,8 @@ impl Flow {
         nodes[self.to].mr(mr).key
     }
 
-    /// A receive completion, which may fail as `allowed`. `spoil`: changes the message first, to test the checker; returns true
-    /// if it could have noticed.
+    /// Checks a receive completion, which may fail with a status of `allowed`. `spoil`: changes the message first, to test the checker.
+    /// Returns whether the checker could have detected the change.
     pub fn received(
         &mut self,
         nodes: &[Node],
@@ -641,7 +641,7 @@ impl Flow {
         Ok(spoilt)
     }
 
-    /// A send completion. Returns the requests that it completes with success.
+    /// Checks a send completion. Returns the requests that it completes with success.
     pub fn sent(
         &mut self,
         nodes: &[Node],

@@ -16,7 +16,7 @@ use stack::wire::{Deth, Ext, Flow, Opcode};
 /// Observed messages that it keeps.
 const MEMORY: usize = 256;
 
-/// Number of the node whose address it would have in a [`World`], where it is no node.
+/// Index of the node whose address it would have in a [`World`], where it is not a node.
 const INDEX: u8 = 0x65;
 
 /// One end of a connection, as its messages show it.
@@ -27,14 +27,14 @@ struct ObservedEnd {
     tid: u64,
 }
 
-/// The host. Its messages are well formed, name ids that exist, and are such that one of the two ends could send them.
+/// The forging host. Its messages are well-formed, name ids that exist, and are such that one of the two ends could send them.
 pub struct Forger {
     rng: Rng,
     /// Observed messages: from, to.
     observed: VecDeque<(usize, usize, Mad)>,
     /// Ends of connections, by node and comm id.
     known: BTreeMap<(usize, u32), ObservedEnd>,
-    /// Messages forged.
+    /// Number of messages forged.
     pub lies: u64,
 }
 
@@ -54,7 +54,7 @@ fn ids(message: &Message) -> Option<(u32, u32)> {
 /// A forged message.
 #[derive(Clone, Debug)]
 pub struct Lie {
-    /// The node that gets it.
+    /// The node to which it goes.
     pub to: usize,
     /// The node that could have sent it.
     pub peer: usize,
@@ -63,13 +63,13 @@ pub struct Lie {
 }
 
 impl Forger {
-    /// One that has observed nothing.
+    /// A host that has observed nothing.
     pub fn new(seed: u64) -> Self {
         let rng = Rng::new(seed ^ 0x4c49_4553);
         Self { rng, observed: VecDeque::new(), known: BTreeMap::new(), lies: 0 }
     }
 
-    /// Observes a message of a node to another one. Returns whether it is about a connection of the two.
+    /// Observes a message from one node to another. Returns whether it is about a connection of these two.
     pub fn observe(&mut self, from: usize, to: usize, mad: Mad) -> bool {
         let end = match &mad.message {
             Message::Req(m) => Some((m.local_comm_id, m.local_ca_guid, m.local_qpn)),
@@ -110,7 +110,7 @@ impl Forger {
             let Some(mad) = (seen.dqpn == Qpn::GSI).then(|| Mad::decode(&seen.payload).ok()).flatten() else {
                 continue;
             };
-            // Not for the answers to forged messages.
+            // Does not forge from the answers to forged messages.
             let lies = if self.observe(from, 1 - from, mad) { lies } else { 0 };
             for _ in 0..lies {
                 if let Some(Lie { to, mad, .. }) = self.lie() {
@@ -132,7 +132,7 @@ impl Forger {
         }
     }
 
-    /// A message about an observed one.
+    /// Forges a message about an observed one.
     pub fn lie(&mut self) -> Option<Lie> {
         if self.observed.is_empty() {
             return None;
@@ -158,7 +158,7 @@ impl Forger {
         Some(self.about_connection(to, ours, peer, theirs, mad.tid))
     }
 
-    /// A request with another one's ids, or its queue pair.
+    /// Forges from an observed REQ: a REQ with another comm id, another queue pair, or only another transaction id; or a REJ of the REQ.
     fn about_request(&mut self, from: usize, to: usize, tid: u64, req: &Req) -> Lie {
         let mut req = *req;
         let mut tid = tid ^ 1;
@@ -176,7 +176,7 @@ impl Forger {
         Lie { to, peer: from, mad: Mad::new(tid, req) }
     }
 
-    /// A message that could move a connection on, or end it.
+    /// A message that could advance a connection, or end it.
     fn about_connection(&mut self, to: usize, ours: u32, peer: usize, theirs: u32, seen_tid: u64) -> Lie {
         let none = ObservedEnd { guid: 0, qpn: Qpn::new(2), tid: seen_tid };
         let far = self.known.get(&(peer, theirs)).copied().unwrap_or(none);

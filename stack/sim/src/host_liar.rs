@@ -1,5 +1,5 @@
-//! The other end of a link between two processes of a host, made by hand: it can follow the link protocol (`stack/src/port/host`) or
-//! break it, for tests and fuzzing.
+//! A hand-made peer of a link between two processes of a host: it can follow the link protocol (`stack/src/port/host`) or break it, for
+//! tests and fuzzing.
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::sockopt::Timeout;
@@ -18,7 +18,7 @@ use std::time::Duration;
 /// Bytes of the longest frame that it announces.
 pub const MAX_FRAME: usize = 4218;
 
-/// Message kind: greeting of the called process.
+/// Message kind: HELLO, sent by the called process.
 pub const HELLO: u32 = 1;
 /// Message kind: offer of shared memory by the caller.
 pub const OFFER: u32 = 2;
@@ -111,25 +111,26 @@ pub struct Liar {
     pub socket: OwnedFd,
     /// The memory that it offers.
     pub memory: File,
-    /// Its page of news: a byte for each link, by which others notify it.
+    /// Its notification page: a byte for each link and each shard, by which its peers notify it.
     pub news: OwnedFd,
-    /// The page of news of the other process.
+    /// The notification page of the other process.
     pub their_news: File,
 }
 
-/// Bytes of a page of news.
+/// Bytes of a notification page.
 pub const NEWS: u64 = 4096;
 
 impl Liar {
-    /// Calls the process that leases `run`, and receives its greeting.
+    /// Calls the process that leases `run`, and receives its HELLO.
     ///
     /// # Panics
-    /// If it is not greeted. The functions below panic likewise if an answer is not the expected one.
+    /// If no HELLO arrives. The functions below panic likewise if an answer is not the expected one.
     pub fn call(config: &RegistryConfig, run: usize) -> Self {
         Self::try_call(config, run, None).expect("it is greeted")
     }
 
-    /// Same as [`call`](Self::call), but returns `None` if it is not greeted. `patience` is the timeout of each receive; `None`: none.
+    /// Same as [`call`](Self::call), but returns `None` if no HELLO arrives. `patience` is the timeout of each receive; `None` for no
+    /// timeout.
     pub fn try_call(config: &RegistryConfig, run: usize, patience: Option<Duration>) -> Option<Self> {
         let socket = socket();
         rustix::net::sockopt::set_socket_timeout(&socket, Timeout::Recv, patience).unwrap();
@@ -145,14 +146,14 @@ impl Liar {
         Some(liar)
     }
 
-    /// Uses a connection that exists.
+    /// Uses an existing connection.
     pub fn at(socket: OwnedFd) -> Self {
         let page = || memory(NEWS, SealFlags::SHRINK);
         let memory = File::from(good_memory());
         Self { socket, memory, news: page(), their_news: File::from(page()) }
     }
 
-    /// Calls a process and makes a link with it, by the rules.
+    /// Calls a process and makes a link with it, following the protocol.
     pub fn linked(config: &RegistryConfig, run: usize) -> Self {
         let liar = Self::call(config, run);
         assert!(liar.is_accepted());
@@ -165,7 +166,7 @@ impl Liar {
         self.hear().0.get(..16) == Some(&message(LINK_VERSION, UP, &[])[..16])
     }
 
-    /// The descriptors of an offer: memory, page of news.
+    /// The descriptors of an offer: the memory and the notification page.
     pub fn offer_fds(&self) -> [BorrowedFd<'_>; 2] {
         [self.memory.as_fd(), self.news.as_fd()]
     }
@@ -209,12 +210,12 @@ impl Liar {
         u32::from_ne_bytes(bytes[16..20].try_into().unwrap())
     }
 
-    /// Takes wake-ups until the connection ends.
+    /// Receives wake-ups until the connection ends.
     pub fn wait_for_end(&self) {
         while !self.hear().0.is_empty() {}
     }
 
-    /// Sends so many wake-ups, as far as there is room for them; returns how many.
+    /// Sends up to `count` wake-ups, limited by the room in the socket. Returns how many.
     pub fn wake(&self, count: usize) -> usize {
         rustix::net::send(&self.socket, &vec![0; count], SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
             .unwrap_or(0)
@@ -233,7 +234,7 @@ impl Liar {
         self.tell();
     }
 
-    /// Notifies every shard of the other process, for every link: sets all bytes of its page of news.
+    /// Notifies every shard of the other process, for every link: sets all bytes of its notification page.
     pub fn tell(&self) {
         self.their_news.write_all_at(&[1; NEWS as usize], 0).unwrap();
     }

@@ -6,15 +6,15 @@ use stack::mem::Sge;
 
 /// The content of memory that was never written.
 pub const BLANK: u8 = 0xa5;
-/// Room around the pieces of a buffer.
+/// Bytes of a slot that are left for gaps around the pieces of a buffer.
 pub const GAPS: usize = 64;
 
-/// A buffer in pieces, in a slot of its own.
+/// A scattered buffer, within one slot of a region.
 #[derive(Clone, Default, Debug)]
 pub struct Layout {
-    /// Its slot.
+    /// Index of the slot.
     pub slot: usize,
-    /// Where each piece is, and how long.
+    /// Offset and length of each piece.
     pub pieces: Vec<(usize, usize)>,
 }
 
@@ -33,12 +33,12 @@ impl Layout {
         Self { slot, pieces }
     }
 
-    /// Bytes that it holds.
+    /// Length of the buffer in bytes.
     pub fn len(&self) -> usize {
         self.pieces.iter().map(|p| p.1).sum()
     }
 
-    /// Whether it holds none.
+    /// Whether the buffer has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -48,14 +48,14 @@ impl Layout {
         let sge = |&(at, len): &(usize, usize)| {
             let mut sge = region.sge(at, len);
             if len == 0 && rng.one_in(2) {
-                sge.lkey = 0xdead_beef; // the key of no bytes is not checked
+                sge.lkey = 0xdead_beef; // a key is not checked for zero bytes
             }
             sge
         };
         self.pieces.iter().map(sge).collect()
     }
 
-    /// The first `len` bytes of the buffer. An error if anything else in the slot was written.
+    /// The first `len` bytes of the buffer. Returns an error if another byte of the slot was written.
     pub fn gather(&self, region: &Region, slot_len: usize, len: usize) -> Result<Vec<u8>, String> {
         let base = self.slot * slot_len;
         let whole = region.read(base, slot_len);
@@ -82,7 +82,7 @@ impl Layout {
 mod tests {
     use super::*;
 
-    // Goal: the bytes of the pieces come out in order, and a byte beside them is noticed.
+    // Goal: the bytes of the pieces are returned in order, and a write beside them is detected.
     #[test]
     fn bytes_beside_a_message_are_noticed() {
         let region = Region::new(64);

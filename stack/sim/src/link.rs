@@ -10,40 +10,40 @@ use stack::time::Instant;
 stack::link_faults! {
     /// A fault of a frame, of the port that sends it, or of the program.
     ///
-    /// Those of the link are [`fault::Fault`], by the same numbers. A new one needs three things: its rate in
-    /// [`Swarm::draw`](super::swarm::Swarm::draw), the place where it happens, and a line in
-    /// `each_link_fault_reaches_the_other_side` if it is the link's. A run of many seeds fails if one never happened.
+    /// Faults of the link are [`fault::Fault`], with the same numbers. A new fault needs three things: its rate in
+    /// [`Swarm::draw`](super::swarm::Swarm::draw), the code that injects it, and, if it is a fault of the link, a line in
+    /// `each_link_fault_reaches_the_other_side`. A run of many seeds fails if a fault never happened.
     {
-        /// A frame sent to an earlier life of a queue pair arrives: before a RESET, or before its number was used again.
+        /// A frame for an earlier life of a queue pair arrives: it was sent before a RESET, or before the number was reused.
         EarlierLife "earlier_life",
         /// The transmit ring takes no frame for a while.
         TxFull "tx_full",
-        /// The pool gives no buffer out for a while.
+        /// The pool allocates no buffer for a while.
         NoBuffer "no_buffer",
-        /// The process is stopped, and the ports of its peers see it.
+        /// The process is stopped, and the ports of its peers detect that.
         Stopped "stopped",
         /// The program does not poll its completions.
         SlowConsumer "slow_consumer",
         /// The program posts no receives.
         FewReceives "few_receives",
-        /// A queue pair goes to SQD in the middle of its work, and back.
+        /// A queue pair goes to SQD with requests in flight, and back.
         Drain "drain",
-        /// A queue pair goes to ERR in the middle of its work.
+        /// A queue pair goes to ERR with requests in flight.
         ToError "to_error",
-        /// A queue pair goes to RESET in the middle of its work.
+        /// A queue pair goes to RESET with requests in flight.
         ToReset "to_reset",
-        /// A queue pair is destroyed in the middle of its work.
+        /// A queue pair is destroyed with requests in flight.
         Destroy "destroy",
-        /// A new queue pair gets the number of one that was destroyed.
+        /// A new queue pair gets the number of a destroyed one.
         NumberAgain "number_again",
         /// A region is deregistered while its key is in use.
         Deregister "deregister",
-        /// A completion queue without room for everything overflows.
+        /// A completion queue that is too small overflows.
         CqOverflow "cq_overflow",
     }
 }
 
-/// Kinds of faults.
+/// Number of kinds of faults.
 pub const FAULTS: usize = Fault::ALL.len();
 
 /// How often each fault happened.
@@ -51,7 +51,7 @@ pub const FAULTS: usize = Fault::ALL.len();
 pub struct Fired(pub [u64; FAULTS]);
 
 impl Fired {
-    /// Counts one.
+    /// Counts a fault.
     pub fn count(&mut self, fault: Fault) {
         self.0[fault as usize] += 1;
     }
@@ -63,32 +63,32 @@ impl Fired {
     pub fn add(&mut self, other: &Self) {
         self.0.iter_mut().zip(other.0).for_each(|(a, b)| *a += b);
     }
-    /// Every fault by name.
+    /// The count of each fault, with its name.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         Fault::ALL.iter().map(|f| (f.name(), self.get(*f)))
     }
 }
 
-/// How a link, or a port and its program, behaves.
+/// The faults of a link, or of a port and its program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Conditions {
-    /// The link.
+    /// The faults and the delay of the link.
     pub path: fault::Plan,
-    /// Turns in a million after which each fault of a port or a program begins, by its number.
+    /// For each fault of a port or a program, by its number: the rate at which it begins, per million turns.
     pub ppm: [u32; FAULTS],
     /// How long a port fault lasts.
     pub stall: Duration,
 }
 
 impl Conditions {
-    /// Nothing goes wrong.
+    /// No faults; a delay of 2 us.
     pub const CLEAN: Self = Self {
         path: fault::Plan { delay: Duration::from_micros(2), ..fault::Plan::CLEAN },
         ppm: [0; FAULTS],
         stall: Duration::from_micros(50),
     };
 
-    /// The same with one fault at a rate.
+    /// The same conditions with one fault at a rate.
     #[must_use]
     pub fn with(mut self, fault: Fault, ppm: u32) -> Self {
         match fault.on_link() {
@@ -98,12 +98,12 @@ impl Conditions {
         self
     }
 
-    /// The rate of a fault.
+    /// The rate of a fault, per million.
     pub fn rate(&self, fault: Fault) -> u32 {
         fault.on_link().map_or(self.ppm[fault as usize], |fault| self.path.rate(fault))
     }
 
-    /// The same without a fault.
+    /// The same conditions without faults.
     #[must_use]
     pub fn without_faults(mut self) -> Self {
         (self.path.ppm, self.ppm) = (fault::Plan::CLEAN.ppm, [0; FAULTS]);
@@ -111,27 +111,27 @@ impl Conditions {
     }
 }
 
-/// The fate that a hand-written rule gives a frame.
+/// What a hand-written rule does with a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fate {
-    /// Carries it.
+    /// Deliver it.
     Pass,
-    /// Loses it.
+    /// Drop it.
     Drop,
-    /// Carries it, and again after this time.
+    /// Deliver it, and deliver it again after this time.
     Again(Duration),
-    /// Carries it this much later.
+    /// Deliver it this much later.
     Late(Duration),
 }
 
-/// A hand-written rule.
+/// A hand-written rule: decides the fate of a packet.
 pub type Rule = Box<dyn FnMut(&Seen) -> Fate>;
 
-/// One direction between two nodes.
+/// One direction of a link between two nodes.
 pub struct SimLink {
-    /// How it behaves.
+    /// Its faults and delay.
     pub conditions: Conditions,
-    /// Applied to each frame before random faults.
+    /// Applied to each packet before random faults.
     pub rule: Option<Rule>,
     link: fault::Link,
 }
@@ -143,12 +143,12 @@ impl core::fmt::Debug for SimLink {
 }
 
 impl SimLink {
-    /// A link with a generator of its own.
+    /// A link with its own random number generator.
     pub fn new(conditions: Conditions, rng: Rng) -> Self {
         Self { conditions, rule: None, link: fault::Link::new(rng) }
     }
 
-    /// Nothing goes wrong from now on.
+    /// Ends all faults. The delay stays.
     pub fn heal(&mut self) {
         let path = fault::Plan { delay: self.conditions.path.delay, ..fault::Plan::CLEAN };
         self.conditions = Conditions { path, ..Conditions::CLEAN };
@@ -156,7 +156,7 @@ impl SimLink {
         self.link.heal();
     }
 
-    /// Takes a frame at `now`; appends the frames that arrive, with their times.
+    /// Sends a frame at `now`. Appends the frames that arrive, with their times.
     pub fn carry(&mut self, now: Instant, frame: &[u8], fired: &mut Fired, out: &mut Vec<Flight>) {
         let mut path = self.conditions.path;
         if let Some(rule) = &mut self.rule
@@ -181,7 +181,7 @@ impl SimLink {
 }
 
 impl Fault {
-    /// The fault of the link that it is; `None` if it happens to a port or in a program.
+    /// The corresponding fault of the link; `None` if it is a fault of a port or a program.
     pub fn on_link(self) -> Option<fault::Fault> {
         fault::Fault::ALL.get(self as usize).copied()
     }

@@ -1,10 +1,10 @@
-//! UC and UD in a random run: messages may be lost, but those that arrive are whole, and no more often than the network brought
+//! UC and UD in a random run: messages may be lost, but those that arrive are whole, and arrive no more often than the network delivered
 //! them.
 //!
-//! A message carries its own number in its first bytes, and the number determines length and content; so the receiver knows what
-//! each message must be, however many are missing. A WRITE carries its number in each word, because it may be placed in part: every
-//! word of a place must be of a message that was written there, and once a WRITE has arrived whole, none of the words that it wrote
-//! may be of an older one, unless the link repeats or reorders frames.
+//! A message carries its number in its first bytes, and the number determines length and content. So the receiver knows the expected bytes
+//! of each message, however many are missing. A WRITE carries its number in each word, because it may be placed in part: each word of a
+//! place must belong to a message that was written there. Once a WRITE has arrived whole, none of the words that it wrote may belong to an
+//! older message, unless the link duplicates or reorders frames.
 
 use super::check::{self, Check, Completions};
 use super::layout::BLANK;
@@ -22,16 +22,16 @@ use stack::proto::wqe::Cqe;
 /// The messages of an unreliable sender that arrived.
 #[derive(Clone, Debug, Default)]
 pub struct Numbers {
-    /// The link repeats nothing and reorders nothing.
+    /// Whether the link neither duplicates nor reorders frames.
     pub tame: bool,
     newest: Option<u64>,
-    /// Messages that arrived.
+    /// Number of messages that arrived.
     pub arrived: u64,
 }
 
 impl Numbers {
-    /// Message `number` of `posted` arrived. `brought`, if it is counted: how many frames of it the network brought, and how often
-    /// it has arrived.
+    /// Checks that message `number`, of `posted`, may arrive. `brought`, for datagrams: how many frames of it the network delivered, and
+    /// how often it has arrived.
     pub fn arrived(&mut self, number: u64, posted: u64, brought: Option<(u64, u64)>) -> Check {
         self.arrived += 1;
         if number >= posted {
@@ -50,7 +50,7 @@ impl Numbers {
     }
 }
 
-/// The bytes of message `number` of a sender: its number, then what follows from it.
+/// The bytes of message `number` of a sender: its number, then bytes that are derived from it.
 pub fn message(seed: u64, number: u64, max: usize) -> Vec<u8> {
     let mut rng = Rng::new(seed ^ number.wrapping_mul(0x9e37_79b9));
     let len = rng.range(8, max as u64) as usize;
@@ -59,15 +59,15 @@ pub fn message(seed: u64, number: u64, max: usize) -> Vec<u8> {
     bytes
 }
 
-/// The bytes of WRITE `number` of a sender: its number, again and again; a whole number of words.
+/// The bytes of WRITE `number` of a sender: its number, repeated; a whole number of words.
 pub fn words(seed: u64, number: u64, max: usize) -> Vec<u8> {
     let len = message(seed, number, max).len() / 8;
     number.to_le_bytes().repeat(len)
 }
 
-/// Checks that each word of a place is whole, and of a WRITE to that place. `kinds` has the opcode of each message; message `n`
-/// goes to place `n % places`. If `oldest` is `Some((number, len))`, no word in the first `len` bytes may be of a message older
-/// than `number`.
+/// Checks that each word of a place is whole and belongs to a WRITE to that place. `kinds` has the opcode of each message; message `n` goes
+/// to place `n % places`. If `oldest` is `Some((number, len))`, no word in the first `len` bytes may belong to a message older than
+/// `number`.
 pub fn place_holds(
     bytes: &[u8],
     (place, places): (u64, u64),
@@ -118,17 +118,17 @@ pub struct Lossy {
     pub qp: QpId,
     /// The receiving queue pair.
     pub peer: QpId,
-    /// Its number.
+    /// Number of the sending queue pair.
     pub qpn: Qpn,
-    /// Its peer's number.
+    /// Number of the receiving queue pair.
     pub peer_qpn: Qpn,
-    /// The messages that arrived.
+    /// Checks the messages that arrive.
     pub numbers: Numbers,
-    /// Requests posted.
+    /// Number of requests posted.
     pub posted: u64,
-    /// The send queue.
+    /// The completions of the send queue.
     pub sends: Completions,
-    /// The receive queue of the peer.
+    /// The completions of the peer's receive queue.
     pub receives: Completions,
     seed: u64,
     max: usize,
@@ -136,7 +136,7 @@ pub struct Lossy {
     slot: usize,
     src: MrId,
     recv: MrId,
-    /// Target of WRITEs: as many places as requests.
+    /// Target of WRITEs: one place for each request of the send queue.
     target: MrId,
     /// The opcode of each message.
     posted_as: Vec<WrOpcode>,
@@ -149,7 +149,7 @@ pub struct Lossy {
 }
 
 impl Lossy {
-    /// A direction between two queue pairs of that type. `max`: bytes of a message.
+    /// A direction between two queue pairs of the same type. `max`: most bytes of a message.
     pub fn new(
         nodes: &mut [Node],
         (from, qp): (usize, QpId),
@@ -190,7 +190,7 @@ impl Lossy {
         }
     }
 
-    /// Where the message starts in a receive buffer.
+    /// Offset of the message in a receive buffer.
     fn front(&self) -> usize {
         if self.ty == QpType::Ud { GRH_LEN } else { 0 }
     }
@@ -208,13 +208,13 @@ impl Lossy {
         }
     }
 
-    /// Posts the next message, of any kind, if the queue has room.
+    /// Posts the next message, of a random kind, if the queue has room. Returns whether it did.
     pub fn post(&mut self, nodes: &mut [Node]) -> bool {
         let kind = self.rng.pick(kinds(self.ty));
         self.post_as(nodes, kind)
     }
 
-    /// Posts the next message, if the queue has room.
+    /// Posts the next message, of this kind, if the queue has room. Returns whether it did.
     pub fn post_as(&mut self, nodes: &mut [Node], kind: WrOpcode) -> bool {
         let full = u64::from(nodes[self.from].sends_in_use(self.qp)) >= self.depth;
         if full || self.sends.outstanding() as u64 >= self.depth {
@@ -244,7 +244,7 @@ impl Lossy {
         true
     }
 
-    /// A send completion: it may not fail, unless the queue pair is torn down. Returns what was sent.
+    /// Checks a send completion, which may fail only during teardown. Returns the opcode of the request.
     pub fn sent(&mut self, cqe: &Cqe, teardown: bool) -> Result<Option<WrOpcode>, String> {
         let status = check::status(cqe);
         self.sends.completed(cqe.wr_id, status)?;
@@ -262,7 +262,7 @@ impl Lossy {
         recv.write(at, &[!recv.read(at, 1)[0]]);
     }
 
-    /// A receive completion. `frames`: how many frames of a datagram with a number arrived.
+    /// Checks a receive completion. `frames` returns how many frames of a datagram arrived, by its number.
     pub fn received(
         &mut self,
         nodes: &[Node],
@@ -290,7 +290,7 @@ impl Lossy {
         self.numbers.arrived(number, self.posted, brought)
     }
 
-    /// The message in a buffer is one that was sent, from its first byte to its last.
+    /// Checks that the message in a buffer is, from its first byte to its last, one that was sent. Returns its number.
     fn whole(&self, recv: &Region, slot: usize, cqe: &Cqe) -> Result<u64, String> {
         let (front, len) = (self.front(), cqe.byte_len as usize);
         if len < front + 8 {
@@ -320,7 +320,7 @@ impl Lossy {
 }
 
 impl Lossy {
-    /// The WRITE of a completion is one that was posted, and its bytes are there.
+    /// Checks that the WRITE of a completion was posted and that its bytes are in place. Returns its number.
     fn written(&self, nodes: &[Node], cqe: &Cqe) -> Result<u64, String> {
         let number = u64::from(u32::from_be_bytes(cqe.imm.to_ne_bytes()));
         let len = words(self.seed, number, self.max).len();
@@ -329,7 +329,7 @@ impl Lossy {
         {
             return Err(format!("message {number} arrives as a WRITE of {} bytes", cqe.byte_len));
         }
-        // A WRITE that the link repeats late may be placed once more.
+        // A late duplicate of a WRITE may be placed again.
         let oldest = self.numbers.tame.then_some((number, len));
         self.place(nodes, number % self.depth, oldest)?;
         Ok(number)
@@ -341,7 +341,7 @@ impl Lossy {
         place_holds(&bytes, (place, self.depth), &self.posted_as, len_of, oldest)
     }
 
-    /// Every place that WRITEs go to holds bytes that they may have left there.
+    /// Checks that each place holds only bytes that WRITEs may have left there.
     pub fn places(&self, nodes: &[Node]) -> Check {
         (0..self.depth).try_for_each(|place| self.place(nodes, place, None))
     }
@@ -356,7 +356,7 @@ impl Lossy {
 mod tests {
     use super::*;
 
-    // Goal: the checker accepts parts of messages, and fires on other bytes.
+    // Goal: the checker accepts parts of messages, and rejects other bytes.
     #[test]
     fn words_of_unreliable_writes() {
         let kinds = [WrOpcode::RdmaWrite, WrOpcode::Send, WrOpcode::RdmaWriteWithImm, WrOpcode::RdmaWrite];
@@ -376,7 +376,7 @@ mod tests {
         assert!(holds([2, NONE, NONE], Some((2, 16))).is_err(), "missing");
     }
 
-    // Goal: the checker accepts losses and fires on what a network cannot do.
+    // Goal: the checker accepts losses, and rejects what a network cannot cause.
     #[test]
     fn unreliable_messages_are_never_too_many() {
         let mut n = Numbers { tame: true, ..Numbers::default() };

@@ -1,4 +1,4 @@
-//! Connection managers on a link that loses, duplicates and reorders MADs: all of them on one seed, in virtual time.
+//! Connection managers on a link that loses, duplicates and reorders MADs, in virtual time, all from one seed.
 
 use core::time::Duration;
 use std::collections::{BTreeMap, VecDeque};
@@ -11,15 +11,15 @@ use stack::id::{Gid, Qpn};
 use stack::port::fault::{Flight, Link, Plan};
 use stack::time::Instant;
 
-/// The number of a host that is no node: [`MadWorld::gid`] has its address.
+/// Number of a host that is not a node; [`MadWorld::gid`] gives its address.
 pub const STRANGER: usize = 0xff_fe;
 
 /// The faults of the link for MADs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MadFaults {
-    /// What may happen to a MAD on its way.
+    /// Faults and delay of a MAD on its way.
     pub path: Plan,
-    /// How often, in a million MADs, a third host forges a message about one that it observed, to its sender or receiver.
+    /// Rate, per million MADs, at which a third host forges a message about a MAD that it observed, to the MAD's sender or receiver.
     pub lie_ppm: u32,
 }
 
@@ -29,16 +29,16 @@ impl MadFaults {
         Self { path: Plan { delay: Duration::from_micros(10), ..Plan::CLEAN }, lie_ppm: 0 };
 }
 
-/// What the queue pair 1 of a node takes.
+/// The capacity of a node's queue pair 1.
 #[derive(Clone, Copy, Debug)]
 pub struct Receives {
-    /// Its receives.
+    /// Number of posted receives.
     pub depth: usize,
-    /// How long the node takes for a MAD, whose receive is free afterwards.
+    /// How long the node processes a MAD. Its receive is free afterwards.
     pub each: Duration,
 }
 
-/// MADs in receives of a node, and when it takes the next one.
+/// MADs in the receives of a node, and when it processes the next one.
 #[derive(Clone, Default)]
 struct Inbox {
     mads: VecDeque<(Path, Vec<u8>)>,
@@ -48,7 +48,7 @@ struct Inbox {
 /// A MAD that a machine sent.
 #[derive(Clone, Debug)]
 pub struct SentMad {
-    /// When.
+    /// When it was sent.
     pub at: Instant,
     /// The sender.
     pub from: usize,
@@ -61,38 +61,38 @@ pub struct SentMad {
 }
 
 impl SentMad {
-    /// Its fields.
+    /// The decoded MAD.
     ///
     /// # Panics
-    /// If it is no MAD of connection management.
+    /// If it is not a MAD of connection management.
     pub fn mad(&self) -> Mad {
         Mad::decode(&self.bytes).expect("machines send MADs of connection management")
     }
 }
 
-/// Machines, and the link between them.
+/// Connection managers, and the link between them.
 pub struct MadWorld {
-    /// Now.
+    /// Virtual time.
     pub now: Instant,
     /// The machines. Node `i` has the address [`MadWorld::gid`].
     pub nodes: Vec<Machine>,
     /// Faults of the link.
     pub faults: MadFaults,
-    /// Attributes of MADs that are lost, one MAD an entry.
+    /// Attribute IDs of MADs to lose, one entry for each MAD.
     pub lose: Vec<u16>,
-    /// Everything that was sent, if kept.
+    /// All MADs that were sent, if recorded.
     pub log: Option<Vec<SentMad>>,
-    /// Nodes that receive and send nothing.
+    /// Whether each node is dead: it receives and sends nothing.
     pub dead: Vec<bool>,
-    /// Events of each node that were not taken yet.
+    /// Events of each node that the test has not taken yet.
     pub events: Vec<VecDeque<Event>>,
-    /// The third host, which observes messages while it may forge some.
+    /// The third host, which observes messages if it may forge some.
     pub forger: Forger,
-    /// It forges from the address of the node that it imitates. No node can withstand that: for the test of a checker.
+    /// Whether it forges messages from the address of the node that it imitates. No node can detect that: used to test a checker.
     pub lies_as_peer: bool,
-    /// What a node's queue pair 1 takes. `None`: everything, at once.
+    /// The capacity of each node's queue pair 1. `None`: unlimited, and MADs are processed at once.
     pub receives: Option<Receives>,
-    /// MADs that a node lost because no receive was free.
+    /// MADs that were lost because no receive was free.
     pub no_receive: u64,
     inboxes: Vec<Inbox>,
     link: Link,
@@ -102,7 +102,7 @@ pub struct MadWorld {
 }
 
 impl MadWorld {
-    /// So many machines, the configuration of each made by `config` from its number.
+    /// A world of `nodes` machines. `config` makes the configuration of each from its number.
     pub fn new(seed: u64, nodes: usize, faults: MadFaults, config: impl Fn(usize) -> Config) -> Self {
         let mut rng = Rng::new(seed);
         let mut world = Self {
@@ -141,7 +141,7 @@ impl MadWorld {
         Path { sgid: Self::gid(from), dgid: Self::gid(to), hop_limit: 64, ..Path::default() }
     }
 
-    /// A new machine in the place of an old one: the node lost its state.
+    /// Replaces a machine by a new one, as if the node had lost its state.
     pub fn restart(&mut self, node: usize, config: Config) {
         self.nodes[node] = Machine::new(config);
         self.nodes[node].set_gids(&[Self::gid(node)]);
@@ -149,13 +149,13 @@ impl MadWorld {
         self.inboxes[node].mads.clear();
     }
 
-    /// Puts a MAD on the link that no machine sent.
+    /// Puts a MAD on the link that no machine sent, to arrive at `at`.
     pub fn inject(&mut self, at: Instant, to: usize, path: Path, bytes: Vec<u8>) {
         self.sent += 1;
         self.wire.insert((at, self.sent), (to, path, bytes));
     }
 
-    /// Takes MADs and events of the machines.
+    /// Takes the MADs and events that machines have produced.
     pub fn pump(&mut self) {
         for from in 0..self.nodes.len() {
             while let Some(send) = self.nodes[from].poll_send() {
@@ -176,7 +176,7 @@ impl MadWorld {
         }
     }
 
-    /// Whether the peer at the other end of a path has a queue pair that answers ours.
+    /// Whether the peer of a path has a queue pair that is connected to ours.
     fn answers(&self, path: &Path, qpn: Qpn, remote: Qpn) -> bool {
         let peer = (0..self.nodes.len()).find(|node| Self::gid(*node) == path.dgid && !self.dead[*node]);
         peer.is_some_and(|peer| self.nodes[peer].is_connected(remote, &path.sgid, qpn))
@@ -207,14 +207,14 @@ impl MadWorld {
             }
         }
         let Some(to) = to else { return };
-        // From the receiver's side.
+        // The path as the receiver sees it.
         let seen = Path { sgid: path.dgid, dgid: path.sgid, ..path };
         for Flight { at, bytes, .. } in arrive {
             self.inject(at, to, seen, bytes);
         }
     }
 
-    /// A forged message goes to a node, from an address that no node has, or that another one has.
+    /// Sends a forged message to a node, from the address of no node or of another node.
     fn lie(&mut self) {
         let Some(Lie { to, peer, mad }) = self.forger.lie() else { return };
         let others: Vec<usize> =
@@ -233,7 +233,7 @@ impl MadWorld {
         self.wire.keys().next().map(|(at, _)| *at).into_iter().chain(timers).chain(taken).min()
     }
 
-    /// Goes to the time of the next event, if that is not after `end`, and processes it.
+    /// Advances to the time of the next event, if that is not after `end`, and processes it. Returns whether an event was processed.
     pub fn step(&mut self, end: Instant) -> bool {
         self.pump();
         let Some(next) = self.next().filter(|at| *at <= end) else { return false };
@@ -269,7 +269,7 @@ impl MadWorld {
         mads.push_back((path, bytes));
     }
 
-    /// Nodes take what is in their receives.
+    /// Nodes process the MADs in their receives.
     fn take(&mut self) {
         let Some(Receives { each, .. }) = self.receives else { return };
         for (node, Inbox { mads, next }) in self.inboxes.iter_mut().enumerate() {
@@ -282,14 +282,14 @@ impl MadWorld {
         }
     }
 
-    /// Processes all events within `time` from now.
+    /// Processes all events of the next `time`.
     pub fn run(&mut self, time: Duration) {
         let end = self.now.after(time);
         while self.step(end) {}
         self.now = end;
     }
 
-    /// The next event of a node.
+    /// Takes the next event of a node.
     pub fn event(&mut self, node: usize) -> Option<Event> {
         self.pump();
         self.events[node].pop_front()

@@ -1,4 +1,4 @@
-//! The other end of a memif, made by hand: a client that keeps to the rules or not, for tests and fuzzing.
+//! A hand-made memif client, which follows the protocol or breaks it, for tests and fuzzing.
 
 use rustix::event::EventfdFlags;
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -21,9 +21,9 @@ pub const LOG2: u8 = 10;
 /// Slots of a ring.
 pub const SLOTS: u16 = 1 << LOG2;
 const STRIDE: u64 = 128 + 16 * SLOTS as u64;
-/// Where the ring to the server is: not where the client of this stack puts it.
+/// Offset of the ring to the server, which differs from the offset that this stack's client uses.
 pub const TO_SERVER: u64 = 1 << 16;
-/// Where the ring to the client is.
+/// Offset of the ring to the client.
 pub const TO_CLIENT: u64 = TO_SERVER + STRIDE;
 const BUFFERS: u64 = TO_CLIENT + STRIDE + 4096;
 /// Bytes of a buffer.
@@ -34,7 +34,7 @@ pub const SIZE: u64 = 16 << 20;
 const INIT: u16 = 3;
 const ADD_REGION: u16 = 4;
 const ADD_RING: u16 = 5;
-/// Type of the message that asks to be connected.
+/// Type of the message that requests the connection.
 pub const CONNECT: u16 = 6;
 const CONNECTED: u16 = 7;
 const DISCONNECT: u16 = 8;
@@ -47,23 +47,23 @@ pub fn message(kind: u16, fields: &[&[u8]]) -> Vec<u8> {
     bytes
 }
 
-/// The first message.
+/// The client's first message, INIT.
 pub fn init() -> Vec<u8> {
     message(INIT, &[&0x200u16.to_le_bytes(), &[0; 5]])
 }
 
-/// A message that hands a region over.
+/// A message that passes a region.
 pub fn add_region(index: u16, size: u64) -> Vec<u8> {
     message(ADD_REGION, &[&index.to_le_bytes(), &size.to_le_bytes()])
 }
 
-/// A message that says where a ring is.
+/// A message that announces a ring.
 pub fn add_ring(to_server: bool, region: u16, offset: u32, log2: u8) -> Vec<u8> {
     let flags = u16::from(to_server).to_le_bytes();
     message(ADD_RING, &[&flags, &[0, 0], &region.to_le_bytes(), &offset.to_le_bytes(), &[log2, 0, 0]])
 }
 
-/// A message and the descriptors that go with it.
+/// A message and its descriptors.
 pub type Sent<'a> = (Vec<u8>, Vec<BorrowedFd<'a>>);
 
 /// A client that can break any rule.
@@ -71,16 +71,16 @@ pub type Sent<'a> = (Vec<u8>, Vec<BorrowedFd<'a>>);
 pub struct Peer {
     /// Its end of the control channel.
     pub socket: OwnedFd,
-    /// The region.
+    /// The shared memory.
     pub memory: File,
-    /// Of the ring to the server, and back.
+    /// The eventfds of the ring to the server and of the ring to the client.
     pub events: [OwnedFd; 2],
 }
 
-/// Memory as a client should make it, where the seals are [`SealFlags::SHRINK`].
+/// Memory for a client; valid if the seals are [`SealFlags::SHRINK`].
 ///
 /// # Panics
-/// Where the system gives none; as do the functions below.
+/// If the system provides none. The functions below panic likewise.
 pub fn memory(size: u64, seals: SealFlags) -> File {
     let fd =
         rustix::fs::memfd_create("memif_hostile", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
@@ -90,17 +90,17 @@ pub fn memory(size: u64, seals: SealFlags) -> File {
 }
 
 impl Peer {
-    /// One with good memory, connected to the socket.
+    /// A client with valid memory, connected to the socket.
     pub fn new(path: &Path) -> Self {
         Self::with(path, memory(SIZE, SealFlags::SHRINK))
     }
 
-    /// One with this memory.
+    /// A client with this memory.
     pub fn with(path: &Path, memory: File) -> Self {
         Self::among_others(path, memory, std::thread::yield_now)
     }
 
-    /// One with this memory, where others may wait to be accepted: `full` is called until there is room.
+    /// A client with this memory. Calls `full` while too many other clients wait to be accepted.
     pub fn among_others(path: &Path, memory: File, mut full: impl FnMut()) -> Self {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket =
@@ -109,7 +109,7 @@ impl Peer {
         loop {
             match rustix::net::connect(&socket, &address) {
                 Err(Errno::AGAIN) => full(),
-                // By a fuzzer's timer.
+                // Interrupted by a fuzzer's timer.
                 Err(Errno::INTR) => {}
                 connected => break connected.unwrap(),
             }
@@ -134,11 +134,11 @@ impl Peer {
         if !fds.is_empty() {
             assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
         }
-        // A client that was refused already cannot send; the reason waits to be read.
+        // A client that was refused already cannot send. It can still read the reason.
         let _ = rustix::net::sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
     }
 
-    /// The script of a client that follows the protocol.
+    /// The messages of a client that follows the protocol.
     pub fn script(&self) -> Vec<Sent<'_>> {
         let ring = |to_server, at: u64| add_ring(to_server, 0, at as u32, LOG2);
         vec![
@@ -155,10 +155,10 @@ impl Peer {
         script.iter().for_each(|(bytes, fds)| self.send(bytes, fds));
     }
 
-    /// Whether the port connects.
+    /// Waits until the port accepts or refuses this client.
     ///
     /// # Errors
-    /// Its reason for refusing.
+    /// The port's reason for refusing.
     pub fn outcome(&self, port: &dyn Port) -> Result<(), String> {
         loop {
             port.maintain();
@@ -166,7 +166,7 @@ impl Peer {
             match rustix::net::recv(&self.socket, &mut bytes[..], RecvFlags::DONTWAIT) {
                 Ok((0, _)) => return Err("the socket was closed without a word".into()),
                 Ok(_) => {}
-                // Reset: some message of ours was never read. The port's reason can still be.
+                // Reset: the port did not read all messages. Its reason can still be read.
                 Err(Errno::AGAIN | Errno::CONNRESET) => continue,
                 Err(error) => return Err(error.to_string()),
             }
@@ -181,12 +181,12 @@ impl Peer {
         }
     }
 
-    /// One that kept to the rules and is connected.
+    /// A client that follows the protocol and is connected.
     pub fn connect(path: &Path, port: &dyn Port) -> Self {
         Self::new(path).connected(port)
     }
 
-    /// It keeps to the rules, and is connected.
+    /// Follows the protocol and connects.
     pub fn connected(self, port: &dyn Port) -> Self {
         self.play(self.script());
         self.outcome(port).expect("a peer that keeps to the rules connects");
@@ -198,14 +198,14 @@ impl Peer {
         self.memory.write_all_at(bytes, at).unwrap();
     }
 
-    /// Reads two bytes of its memory.
+    /// Reads a 16-bit number from its memory.
     pub fn word(&self, at: u64) -> u16 {
         let mut bytes = [0; 2];
         self.memory.read_exact_at(&mut bytes, at).unwrap();
         u16::from_le_bytes(bytes)
     }
 
-    /// Writes a descriptor.
+    /// Writes the descriptor of a slot.
     pub fn describe(&self, ring: u64, slot: u16, flags: u16, region: u16, length: u32, offset: u32) {
         let mut bytes = [0; 16];
         bytes[..2].copy_from_slice(&flags.to_le_bytes());
@@ -215,35 +215,35 @@ impl Peer {
         self.put(ring + 128 + 16 * u64::from(slot % SLOTS), &bytes);
     }
 
-    /// Sends a good frame in this slot, as the last one.
+    /// Sends a valid frame in this slot, and publishes the slots up to it.
     pub fn send_frame(&self, slot: u16, frame: &[u8]) {
         self.put(u64::from(buffer(slot % SLOTS)), frame);
         self.describe(TO_SERVER, slot, 0, 0, frame.len() as u32, buffer(slot % SLOTS));
         self.put(TO_SERVER + 6, &(slot.wrapping_add(1)).to_le_bytes());
     }
 
-    /// Gives the port slots up to this one to send in.
+    /// Passes the slots before `head` to the port to send in.
     pub fn give_slots(&self, head: u16) {
         self.put(TO_CLIENT + 6, &head.to_le_bytes());
     }
 
-    /// Sets whether it polls.
+    /// Sets the flag by which it says that it polls.
     pub fn polls(&self, polls: bool) {
         self.put(TO_CLIENT + 4, &u16::from(polls).to_le_bytes());
     }
 
-    /// Slots that the port has sent in.
+    /// Number of slots in which the port has sent, modulo 2^16.
     pub fn received(&self) -> u16 {
         self.word(TO_CLIENT + 64)
     }
 }
 
-/// Where the buffer of a slot is: those of the ring to the client come behind the others.
+/// Offset of the buffer of a slot. The buffers of the ring to the client follow those of the ring to the server.
 pub fn buffer(slot: u16) -> u32 {
     BUFFERS as u32 + u32::from(slot) * BUFFER
 }
 
-/// A directory that is removed with its value.
+/// A directory that is removed when this is dropped.
 #[derive(Debug)]
 pub struct Dir(PathBuf);
 
@@ -253,10 +253,10 @@ impl Drop for Dir {
     }
 }
 
-/// A server with `frames` buffers, its socket, and the directory of that, which no other `name` of this process has.
+/// A server with `frames` buffers, its socket path, and the socket's directory. `name` must be unique in this process.
 ///
 /// # Panics
-/// Where the directory or the port cannot be made.
+/// If the directory or the port cannot be made.
 pub fn server(name: &str, frames: usize) -> (Dir, PathBuf, Box<dyn Port>) {
     let dir = std::env::temp_dir().join(format!("roce-memif-{}-{name}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("a directory for a socket");

@@ -1,27 +1,26 @@
-//! Memory of a simulated program: real, owned by its node, and accessed through atomics, because the shards write it at
-//! addresses.
+//! Memory of a simulated program: real memory, owned by its node, and accessed through atomics, because shards write it by address.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use stack::mem::{Access, Sge, UserMemory};
 
-/// Words before and after a region that must not be written.
+/// Guard words before and after a region, which must not be written.
 const GUARD: usize = 8;
 const GUARD_WORD: u64 = 0xc5c5_c5c5_c5c5_c5c5;
 
-/// A range of memory between two guards, registered or not.
+/// A range of memory between two guards, which may be registered.
 #[derive(Debug)]
 pub struct Region {
     words: Box<[AtomicU64]>,
     len: usize,
-    /// The key, once registered; lkey and rkey are one.
+    /// The key, once registered: both lkey and rkey.
     pub key: u32,
-    /// The rights that it was registered with.
+    /// The access rights with which it was registered.
     pub access: Access,
 }
 
 impl Region {
-    /// `len` zero bytes.
+    /// Allocates `len` zero bytes.
     pub fn new(len: usize) -> Self {
         let words = 2 * GUARD + len.div_ceil(8);
         let region = Self {
@@ -34,7 +33,7 @@ impl Region {
         region
     }
 
-    /// Bytes.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -44,10 +43,10 @@ impl Region {
         self.len == 0
     }
 
-    /// Its memory, to be registered.
+    /// Its memory, to register.
     pub fn memory(&self) -> UserMemory {
-        // SAFETY: the bytes are the region's, which its node keeps as long as it has shards, registered or not; they are accessed
-        // through atomics, on the one thread that there is in a simulation.
+        // SAFETY: the bytes belong to the region, which its node keeps as long as it has shards, registered or not; they are accessed
+        // through atomics, by the only thread of a simulation.
         #[allow(unsafe_code)]
         unsafe {
             UserMemory::new(self.addr(), self.len as u64)
@@ -70,10 +69,10 @@ impl Region {
         Sge { addr: self.va(offset), length: len as u32, lkey: self.key }
     }
 
-    /// Copies bytes out.
+    /// Reads bytes.
     ///
     /// # Panics
-    /// If the range is not inside.
+    /// If the range exceeds the region.
     pub fn read(&self, offset: usize, len: usize) -> Vec<u8> {
         assert!(offset + len <= self.len, "{offset} + {len} of a region of {}", self.len);
         let mut out = Vec::with_capacity(len + 16);
@@ -86,17 +85,17 @@ impl Region {
         out
     }
 
-    /// Copies bytes in.
+    /// Writes bytes.
     ///
     /// # Panics
-    /// If the range is not inside.
+    /// If the range exceeds the region.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.len, "{offset} + {} of a region of {}", bytes.len(), self.len);
         let mut at = offset;
         let mut rest = bytes;
         while !rest.is_empty() {
             if at.is_multiple_of(8) && rest.len() >= 8 {
-                // Whole words, the usual case.
+                // The common case: whole words.
                 let (whole, tail) = rest.as_chunks::<8>();
                 for (cell, word) in self.words[GUARD + at / 8..].iter().zip(whole) {
                     cell.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
@@ -140,7 +139,7 @@ impl Region {
         self.words[GUARD + offset / 8].store(value, Ordering::Release);
     }
 
-    /// Whether nothing was written just outside.
+    /// Whether the guards were not written.
     pub fn guards_intact(&self) -> bool {
         let n = self.words.len();
         let good = |w: &AtomicU64| w.load(Ordering::Relaxed) == GUARD_WORD;
@@ -175,7 +174,7 @@ mod tests {
         assert!(region.guards_intact());
     }
 
-    // Goal: the checker sees a byte on either side, also inside the last word.
+    // Goal: the checker detects a write on either side, also inside the last word.
     #[test]
     fn a_spoilt_guard_is_seen() {
         let region = Region::new(21);

@@ -1,5 +1,4 @@
-//! A node with one connected queue pair and a hand-made peer: the peer's packets are written one by one, the node's are read one
-//! by one.
+//! A node with one connected queue pair and a hand-made peer: a test writes the peer's packets and reads the node's packets one by one.
 
 use core::time::Duration;
 
@@ -24,7 +23,7 @@ pub struct Pkt {
     payload: Vec<u8>,
 }
 
-/// A packet with this opcode and PSN, without payload; headers that its opcode has are to be set.
+/// A packet with this opcode and PSN, without payload. The headers that its opcode requires must be set.
 pub fn pkt(opcode: Opcode, psn: u32) -> Pkt {
     Pkt { header: Header { opcode, psn: Psn::new(psn), ..Header::default() }, payload: Vec::new() }
 }
@@ -40,13 +39,13 @@ pub fn ack_with(psn: u32, syndrome: u8, msn: u32) -> Pkt {
 }
 
 impl Pkt {
-    /// Another PSN.
+    /// Sets the PSN.
     #[must_use]
     pub fn at(mut self, psn: u32) -> Self {
         self.header.psn = Psn::new(psn);
         self
     }
-    /// The same operation of another service type.
+    /// Changes the service type; the operation stays.
     #[must_use]
     pub fn in_class(mut self, transport: Transport) -> Self {
         self.header.opcode = self.header.opcode.in_class(transport);
@@ -64,20 +63,20 @@ impl Pkt {
         self.header.solicited = true;
         self
     }
-    /// The payload.
+    /// Sets the payload.
     #[must_use]
     pub fn data(mut self, payload: &[u8]) -> Self {
         self.payload = payload.to_vec();
         self.header.payload_len = payload.len() as u32;
         self
     }
-    /// A payload of `n` bytes that count up.
+    /// Sets a payload of `n` bytes with ascending values.
     #[must_use]
     pub fn len(self, n: usize) -> Self {
         let bytes: Vec<u8> = (0..n).map(|i| i as u8).collect();
         self.data(&bytes)
     }
-    /// Address, key and length.
+    /// Sets a RETH: address, key and length.
     #[must_use]
     pub fn reth(mut self, va: u64, rkey: u32, len: u32) -> Self {
         let reth = Reth { va, rkey, len };
@@ -87,7 +86,7 @@ impl Pkt {
         };
         self
     }
-    /// Immediate data.
+    /// Sets immediate data.
     #[must_use]
     pub fn imm(mut self, imm: [u8; 4]) -> Self {
         self.header.ext = match self.header.ext {
@@ -96,31 +95,31 @@ impl Pkt {
         };
         self
     }
-    /// The key to invalidate.
+    /// Sets the key to invalidate.
     #[must_use]
     pub fn inv(mut self, key: u32) -> Self {
         self.header.ext = Ext::Inv(key);
         self
     }
-    /// Address, key and operands of an atomic.
+    /// Sets an AtomicETH: address, key and operands.
     #[must_use]
     pub fn atomic(mut self, va: u64, rkey: u32, swap_add: u64, compare: u64) -> Self {
         self.header.ext = Ext::Atomic(AtomicEth { va, rkey, swap_add, compare });
         self
     }
-    /// Syndrome and MSN.
+    /// Sets an AETH: syndrome and MSN.
     #[must_use]
     pub fn aeth(mut self, syndrome: u8, msn: u32) -> Self {
         self.header.ext = Ext::Aeth(Aeth { syndrome, msn });
         self
     }
-    /// Syndrome, MSN and the value before an atomic.
+    /// Sets an AtomicAckETH: MSN, and the value before the atomic.
     #[must_use]
     pub fn atomic_ack(mut self, msn: u32, original: u64) -> Self {
         self.header.ext = Ext::AtomicAck(Aeth { syndrome: 0x1f, msn }, original);
         self
     }
-    /// Any extension headers.
+    /// Sets any extension headers.
     #[must_use]
     pub fn ext(mut self, ext: Ext) -> Self {
         self.header.ext = ext;
@@ -131,19 +130,19 @@ impl Pkt {
 /// The configuration of a [`Rig`].
 #[derive(Clone, Debug)]
 pub struct RigConfig {
-    /// The queue pair.
+    /// Configuration of the queue pair.
     pub qp: QpConfig,
-    /// IPv6 instead of IPv4.
+    /// Whether to use IPv6 instead of IPv4.
     pub ipv6: bool,
-    /// The state to lead it to: INIT, RTR or RTS.
+    /// The state to which the queue pair is brought: INIT, RTR or RTS.
     pub state: QpState,
-    /// Receives posted at the start, of 4096 bytes each.
+    /// Number of receives posted at the start, of 4096 bytes each.
     pub receives: usize,
     /// Entries of its completion queue.
     pub cqe: u32,
     /// Buffers of its port.
     pub buffers: usize,
-    /// Bytes that its port lets be in flight, if it bounds them.
+    /// The most bytes in flight that its port permits; `None` for no limit.
     pub window: Option<usize>,
 }
 
@@ -161,7 +160,7 @@ impl Default for RigConfig {
     }
 }
 
-/// Bytes of a receive buffer that a rig posts by itself.
+/// Bytes of each receive buffer that a rig posts by itself.
 pub const RECV_LEN: usize = 4096;
 
 /// One node under test, and its peer's end of the link.
@@ -173,11 +172,11 @@ pub struct Rig {
     pub node: Node,
     /// Its queue pair.
     pub qp: QpId,
-    /// The completion queue of both its queues.
+    /// The completion queue of both work queues.
     pub cq: CqId,
-    /// 64 KiB with every right, the target of the peer's requests.
+    /// A region of 64 KiB with all access rights, the target of the peer's requests.
     pub mr: MrId,
-    /// 64 KiB of buffers for the node's own requests.
+    /// A region of 64 KiB for buffers of the node's own requests.
     pub buf: MrId,
     /// Buffers of the receives posted at the start.
     pub recv: MrId,
@@ -192,7 +191,7 @@ pub struct Rig {
 
 /// The remote address of requests of [`Rig::wr`].
 pub const REMOTE_VA: u64 = 0x7000_0000;
-/// Their remote key.
+/// The remote key of these requests.
 pub const REMOTE_KEY: u32 = 0x1234_5678;
 
 /// The opcodes of packets.
@@ -215,12 +214,12 @@ impl Default for Rig {
 }
 
 impl Rig {
-    /// The usual set-up of the conformance cases.
+    /// The set-up of the conformance cases.
     pub fn new() -> Self {
         Self::with(|_| ())
     }
 
-    /// A set-up with some things changed.
+    /// The set-up of the conformance cases, with a changed configuration.
     pub fn with(change: impl FnOnce(&mut RigConfig)) -> Self {
         let mut config = RigConfig::default();
         change(&mut config);
@@ -270,7 +269,7 @@ impl Rig {
         rig
     }
 
-    /// Posts the next receive buffer of [`RECV_LEN`] bytes; its `wr_id` is how many there were before.
+    /// Posts the next receive buffer of [`RECV_LEN`] bytes. Its `wr_id` is the number of receives before it.
     pub fn post_recv(&mut self) {
         let at = RECV_LEN * self.receives as usize % self.node.mr(self.recv).len();
         let sge = self.node.mr(self.recv).sge(at, RECV_LEN);
@@ -287,13 +286,12 @@ impl Rig {
         self.node.mr(self.recv).read(RECV_LEN * wr_id as usize, len)
     }
 
-    /// A piece of the node's own buffers.
+    /// A scatter/gather element in the node's own buffers.
     pub fn sge(&self, offset: usize, len: usize) -> Sge {
         self.node.mr(self.buf).sge(offset, len)
     }
 
-    /// A signalled request with one buffer of `len` bytes, to [`REMOTE_VA`] and [`REMOTE_KEY`] where it has a
-    /// remote side.
+    /// A signalled request with one buffer of `len` bytes. A remote operation goes to [`REMOTE_VA`] with [`REMOTE_KEY`].
     pub fn wr(&self, wr_id: u64, opcode: WrOpcode, len: usize) -> SendWr {
         SendWr::new(wr_id, opcode).sges(&[self.sge(0, len)]).remote(REMOTE_VA, REMOTE_KEY)
     }
@@ -305,7 +303,7 @@ impl Rig {
         assert!(sent.is_empty());
     }
 
-    /// Posts several send requests before the node has a turn.
+    /// Posts several send requests before the node has a turn, then runs the node. Returns the packets that it sent.
     pub fn post_all(&mut self, wrs: &[SendWr]) -> Vec<Seen> {
         for wr in wrs {
             self.node.post_send(self.qp, wr).expect("the request is good and the queue has room");
@@ -318,20 +316,20 @@ impl Rig {
         self.node.post_recv(self.qp, wr_id, sges).expect("the receive queue has room");
     }
 
-    /// One turn of the node; returns the packets that it sent.
+    /// Makes one turn of the node. Returns the packets that it sent.
     pub fn turn(&mut self) -> Vec<Seen> {
         self.node.turn(0, self.now);
         let frames = core::iter::from_fn(|| self.node.wires[0].take());
         frames.filter_map(|f| Seen::decode(self.now, f.data())).collect()
     }
 
-    /// Posts a send request and turns the node.
+    /// Posts a send request and runs the node. Returns the packets that it sent.
     pub fn post(&mut self, wr: &SendWr) -> Vec<Seen> {
         self.node.post_send(self.qp, wr).expect("the request is good and the queue has room");
         self.run()
     }
 
-    /// A virtual address of the region with every right.
+    /// The virtual address of byte `offset` of the region with all access rights.
     pub fn va(&self, offset: usize) -> u64 {
         self.node.mr(self.mr).va(offset)
     }
@@ -375,7 +373,7 @@ impl Rig {
         self.run()
     }
 
-    /// Turns the node at the present instant until it has nothing more to do; returns its packets.
+    /// Turns the node without advancing time until it has no more work. Returns its packets.
     ///
     /// # Panics
     /// If it never comes to rest, or sends a frame that does not decode.
@@ -404,13 +402,13 @@ impl Rig {
                 return sent;
             }
             if !moved && due && self.node.shard(0, |shard| shard.tx_backlog()) > 0 {
-                return sent; // the port refuses: only time helps
+                return sent; // the port is full: only time helps
             }
         }
         panic!("the node does not come to rest; so far it sent {sent:?}");
     }
 
-    /// The peer's IP host answers ARP and neighbour discovery.
+    /// Answers a frame by the peer's IP host: ARP and neighbour discovery.
     fn answer(&mut self, frame: &[u8]) {
         let mut reply = [0; 256];
         if let Some(len) = self.peer_net.handle_frame(self.now, frame, &mut reply) {
@@ -418,7 +416,7 @@ impl Rig {
         }
     }
 
-    /// The peer is at another Ethernet address from now on, and leaves the old one. With `announce` it announces that.
+    /// Moves the peer to another Ethernet address. With `announce` it announces the new address.
     pub fn move_peer(&mut self, mac: Mac, announce: bool) {
         let mut net = Net::new(&NetConfig::new(mac));
         let prefix = if self.flow.src.as_v4().is_some() { 24 } else { 64 };
@@ -431,12 +429,12 @@ impl Rig {
         }
     }
 
-    /// The Ethernet address to which the last packet went.
+    /// The destination Ethernet address of the last packet.
     pub fn dst_mac(&self) -> Mac {
         self.dst_mac
     }
 
-    /// Advances time, from deadline to deadline; returns the node's packets, each with its time.
+    /// Advances time by `time`, from deadline to deadline. Returns the node's packets, each with its time.
     pub fn wait(&mut self, time: Duration) -> Vec<Seen> {
         let end = self.now.after(time);
         let mut sent = self.run();
@@ -454,7 +452,7 @@ impl Rig {
         self.node.poll_cq(self.cq, usize::MAX)
     }
 
-    /// Takes all completions: tag and status.
+    /// Takes all completions: id and status.
     pub fn done(&mut self) -> Vec<(u64, WcStatus)> {
         self.cqes().iter().map(|c| (c.wr_id, c.status)).collect()
     }
@@ -496,8 +494,7 @@ pub fn bth_of(frame: &[u8]) -> usize {
     14 + if frame[14] >> 4 == 4 { 20 } else { 40 } + 8
 }
 
-/// Computes the ICRC of a frame again, after some of its bytes were changed. Lengths are taken from the frame
-/// itself: it ends with the ICRC.
+/// Recomputes the ICRC of a frame after some of its bytes were changed. The ICRC is taken to be the last bytes of the frame.
 pub fn reseal(frame: &mut [u8]) {
     let l3 = 14;
     let v4 = frame[l3] >> 4 == 4;

@@ -20,15 +20,15 @@ use stack::time::Instant;
 struct State {
     rx: VecDeque<Frame>,
     tx: VecDeque<Frame>,
-    /// Frames that the transmit ring holds before it is full.
+    /// Capacity of the transmit ring in frames; `None` for no limit.
     tx_room: Option<usize>,
-    /// No buffer is given out.
+    /// Whether allocations of buffers fail.
     starved: bool,
-    /// Whether the peers take frames, if the port sees it.
+    /// Whether the peers take frames, if the port detects that.
     stalled: Option<Stalled>,
     refused: u64,
     denied: u64,
-    /// Calls until the port panics.
+    /// Calls until the port panics; `None` for never.
     calls_left: Option<u32>,
 }
 
@@ -37,7 +37,7 @@ struct State {
 pub struct PortPanicked;
 
 impl State {
-    /// Frames that the transmit ring takes now.
+    /// Frames for which the transmit ring has room.
     fn room(&self) -> usize {
         self.tx_room.map_or(usize::MAX, |room| room.saturating_sub(self.tx.len()))
     }
@@ -52,8 +52,8 @@ pub struct SimPort {
 }
 
 impl SimPort {
-    /// A port, and the world's ends of its queues, each with a pool of `buffers` frames. With `lends` long frames are built where
-    /// they are sent from, as on a memif.
+    /// A port, and the world's ends of its queues, each with a pool of `buffers` frames. With `lends`, long frames are built in the port's
+    /// memory, as on a memif.
     pub fn new(mac: Mac, mtu: Mtu, queues: usize, buffers: usize, lends: bool) -> (Self, Vec<SimWire>) {
         let info = PortInfo { name: "sim".into(), mac, mtu: mtu.of_packet(), queues, message: 0 };
         let made = (0..queues).map(|_| queue(buffers, info.max_frame()));
@@ -62,7 +62,7 @@ impl SimPort {
         (Self { info, window: None, queues }, wires)
     }
 
-    /// The same, where each flow has a source port of its own, and frames leave in messages, as over sockets.
+    /// If `on`, gives each flow its own source port and sends frames in messages, as over sockets.
     pub fn like_sockets(mut self, on: bool) -> Self {
         self.info.message = if on { 60_000 } else { 0 };
         for queue in &self.queues {
@@ -71,7 +71,7 @@ impl SimPort {
         self
     }
 
-    /// The same, where so many bytes may be in flight.
+    /// Limits the bytes in flight.
     pub fn with_window(self, window: Option<usize>) -> Self {
         Self { window, ..self }
     }
@@ -115,9 +115,9 @@ impl Port for SimPort {
 pub struct SimQueue {
     state: Arc<Mutex<State>>,
     pool: HeapPool,
-    /// Frames may be built where they are sent from.
+    /// Whether frames may be built in the port's memory.
     lends: bool,
-    /// The source port of the next flow, if each has its own.
+    /// The source port of the next flow; `None` if flows have no ports of their own.
     source_ports: Option<u16>,
 }
 
@@ -139,13 +139,13 @@ pub fn queue(buffers: usize, frame_len: usize) -> (SimQueue, SimWire) {
     )
 }
 
-/// The state, for a call of the shard.
+/// Locks the state, for a call of the shard. Panics if that was planted.
 fn asked(state: &Mutex<State>) -> MutexGuard<'_, State> {
     let mut state = lock(state);
     if let Some(left) = &mut state.calls_left {
         match left.checked_sub(1) {
             Some(less) => *left = less,
-            // No message: it is on purpose.
+            // Prints no panic message, as the panic is intended.
             None => std::panic::resume_unwind(Box::new(PortPanicked)),
         }
     }
@@ -227,7 +227,8 @@ impl PortQueue for SimQueue {
 }
 
 impl SimWire {
-    /// Puts a frame into the receive ring, with its sum, as a memif does. `false`: the pool has no buffer for it.
+    /// Puts a frame into the receive ring, with its CRC, as a memif does. Returns `false` if the pool has no buffer for it, or the buffer
+    /// is too short.
     pub fn deliver(&self, bytes: &[u8]) -> bool {
         let Some(mut frame) = self.pool.alloc() else { return false };
         let whole = frame.fill(bytes);
@@ -236,22 +237,22 @@ impl SimWire {
         whole
     }
 
-    /// The oldest frame in the transmit ring.
+    /// Takes the oldest frame from the transmit ring.
     pub fn take(&self) -> Option<Frame> {
         lock(&self.state).tx.pop_front()
     }
 
-    /// Limits the transmit ring to so many frames; `None` for no limit.
+    /// Limits the transmit ring to `room` frames; `None` for no limit.
     pub fn limit_tx(&self, room: Option<usize>) {
         lock(&self.state).tx_room = room;
     }
 
-    /// What the port sees: whether the peers take frames.
+    /// Sets whether the port detects that the peers take no frames.
     pub fn stall(&self, stalled: Stalled) {
         lock(&self.state).stalled = Some(stalled);
     }
 
-    /// Whether the pool gives no buffer out.
+    /// Sets whether allocations of buffers fail.
     pub fn starve(&self, on: bool) {
         lock(&self.state).starved = on;
     }
@@ -266,17 +267,17 @@ impl SimWire {
         lock(&self.state).rx.len()
     }
 
-    /// How often a frame found the transmit ring full.
+    /// How often the transmit ring was full for a frame.
     pub fn refused(&self) -> u64 {
         lock(&self.state).refused
     }
 
-    /// How often there was no buffer.
+    /// How often an allocation failed.
     pub fn denied(&self) -> u64 {
         lock(&self.state).denied
     }
 
-    /// Takes a buffer and never gives it back, to test the checker.
+    /// Leaks a buffer, to test the checker.
     pub fn lose_a_buffer(&self) {
         core::mem::forget(self.pool.alloc());
     }

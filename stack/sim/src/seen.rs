@@ -1,4 +1,4 @@
-//! A packet on the link: decoded, owned, comparable.
+//! A decoded packet of a link, which owns its data and can be compared.
 
 use core::fmt;
 
@@ -31,7 +31,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Decodes a frame. `None`: it is no RoCE packet, or its ICRC is wrong.
+    /// Decodes a frame. `None` if it is not a RoCE packet, or its ICRC is wrong.
     pub fn decode(at: Instant, frame: &[u8]) -> Option<Self> {
         let Ok(Ingress::Roce(layout)) = locate(frame) else { return None };
         let mut copy = frame.to_vec();
@@ -53,7 +53,7 @@ impl Seen {
         })
     }
 
-    /// What it does.
+    /// The kind of its opcode.
     pub fn kind(&self) -> Kind {
         self.opcode.row().expect("a decoded opcode is known").kind
     }
@@ -63,7 +63,7 @@ impl Seen {
         self.opcode.row().expect("a decoded opcode is known").transport
     }
 
-    /// Whether it travels from requester to responder.
+    /// Whether it goes from requester to responder.
     pub fn is_request(&self) -> bool {
         self.opcode.row().expect("a decoded opcode is known").request
     }

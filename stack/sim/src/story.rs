@@ -1,4 +1,4 @@
-//! Two connected queue pairs, and a few functions to script and check what happens to them.
+//! Two connected queue pairs, and functions to script and check what happens to them.
 
 use core::time::Duration;
 

@@ -12,58 +12,58 @@ use stack::mem::Access;
 /// The choices of a seed.
 #[derive(Clone, Debug)]
 pub struct Swarm {
-    /// Shards of each node; as many nodes as entries, 2 to 5.
+    /// Number of shards of each node. The number of entries is the number of nodes, 2 to 5.
     pub shards: Vec<usize>,
-    /// How frames find queues.
+    /// How ports choose the queue of a received frame.
     pub steering: Steering,
-    /// IPv6 instead of IPv4.
+    /// Whether to use IPv6 instead of IPv4.
     pub ipv6: bool,
     /// VLAN of every port.
     pub vlan: Option<u16>,
-    /// The nodes at the ends of each connection: two of them, one with two queue pairs, or one with a queue pair that
-    /// is connected to itself.
+    /// The nodes at the ends of each connection: two nodes, one node with two queue pairs, or one node with a queue pair that is connected
+    /// to itself.
     pub conns: Vec<Ends>,
     /// Buffers of each port queue.
     pub buffers: usize,
-    /// Bytes that reliable queue pairs of a node may have in flight together, if the port bounds them.
+    /// The most bytes that reliable queue pairs of a node may have in flight; `None` for no limit.
     pub window: Option<usize>,
-    /// Pairs of UC or UD queue pairs: between which nodes.
+    /// Pairs of UC or UD queue pairs: the type and the two nodes.
     pub lossy: Vec<(QpType, usize, usize)>,
-    /// Every queue pair.
+    /// The configuration of every queue pair.
     pub qp: QpConfig,
-    /// The faults of the links, by sending and receiving node. Those of a node's link to the next node are also those of its port
-    /// and program.
+    /// The faults of the links, by sending and receiving node. The faults of a node's link to the next node also apply to its port and
+    /// program.
     pub conditions: Vec<Vec<Conditions>>,
-    /// Requests of each direction of each connection.
+    /// Number of requests of each direction of each connection.
     pub ops: u64,
-    /// Bytes of a message at most.
+    /// Most bytes of a message.
     pub max_len: usize,
-    /// Regions are named by offsets.
+    /// Whether regions are zero-based.
     pub zero_based: bool,
-    /// Queue pairs may run out of retries.
+    /// Whether queue pairs may run out of retries.
     pub may_fail: bool,
-    /// Steps after which the faults end at the latest.
+    /// The faults end after this many steps at the latest.
     pub steps: u64,
-    /// Virtual time after which they do.
+    /// The faults end after this much virtual time at the latest.
     pub time: Duration,
 }
 
 /// The ends of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ends {
-    /// Queue pairs on these nodes, which may be one.
+    /// A queue pair on each of these nodes, which may be the same.
     Two(usize, usize),
-    /// A queue pair with itself.
+    /// A queue pair that is connected to itself.
     Itself(usize),
-    /// An XRC initiator on the first node, a target on the second, which may be one.
+    /// An XRC initiator on the first node and a target on the second, which may be the same.
     Xrc(usize, usize),
 }
 
 impl Swarm {
-    /// The choices of `rng`.
+    /// Draws the choices from `rng`.
     pub fn draw(rng: &mut Rng) -> Self {
         let nodes = rng.pick(&[2, 2, 2, 3, 4, 5]);
-        // Now and then, messages longer than a window.
+        // Sometimes, messages longer than a window.
         let bulk = rng.one_in(24);
         let mtu = if bulk { Mtu::Mtu256 } else { rng.pick(&Mtu::ALL) };
         let mut conditions = Conditions::CLEAN;
@@ -142,13 +142,13 @@ impl Swarm {
             may_fail: harsh,
             steps: 20_000,
             time: Duration::from_secs(2),
-            // Less than a packet for each, a few, or many.
+            // Less than a packet for each queue pair, a few packets, or many.
             window: rng.one_in(3).then(|| mtu.bytes() * rng.pick(&[1, 4, 16, 64])),
         }
     }
 
-    /// Two nodes and one connection, with `ops` requests each way; every link fault of `faults` in the given parts of a
-    /// million, to the end.
+    /// Two nodes and one connection, with `ops` requests in each direction. The link faults `faults` have these rates, per million, to the
+    /// end.
     pub fn plain(ops: u64, faults: &[(Fault, u32)]) -> Self {
         let conditions =
             faults.iter().fold(Conditions::CLEAN, |conditions, (fault, ppm)| conditions.with(*fault, *ppm));
@@ -172,34 +172,34 @@ impl Swarm {
         }
     }
 
-    /// How often a fault of a node's program happens: turns in a million.
+    /// The rate of a fault of a node's program, per million turns.
     pub fn program(&self, node: usize, fault: Fault) -> u32 {
         self.conditions[node][(node + 1) % self.shards.len()].rate(fault)
     }
 }
 
-/// The peer's rights in a run: everything, FLUSH too.
+/// The access rights of the peer in a run: all, including FLUSH.
 pub fn rights() -> Access {
     remote_rights() | Access::FLUSH_GLOBAL
 }
 
-/// The rate of a fault that is on: frames, or turns of a port or a program, in a million.
+/// Draws the rate of a fault that is on: per million frames, or per million turns of a port or a program.
 fn rate(fault: Fault, rng: &mut Rng) -> u32 {
     match fault {
         Fault::Partition => rng.pick(&[0, 0, 500, 2_000]),
         Fault::Blackhole | Fault::Narrow => rng.pick(&[0, 500, 3_000]),
         Fault::TxFull | Fault::NoBuffer => rng.pick(&[200, 2_000, 10_000]),
         Fault::Stopped => rng.pick(&[100, 1_000]),
-        // Other faults cause it.
+        // Caused by other faults.
         Fault::EarlierLife => 0,
         Fault::SlowConsumer | Fault::FewReceives => rng.pick(&[1_000, 10_000, 50_000]),
         Fault::Drain => rng.pick(&[0, 2_000, 20_000]),
         Fault::ToError | Fault::ToReset | Fault::Destroy | Fault::Deregister => {
             rng.pick(&[0, 0, 2_000, 10_000])
         }
-        // Out of those created.
+        // Per million queue pairs created.
         Fault::CqOverflow => 300_000,
-        // Out of those destroyed.
+        // Per million queue pairs destroyed.
         Fault::NumberAgain => 500_000,
         _ => rng.pick(&[1_000, 10_000, 10_000, 60_000]),
     }

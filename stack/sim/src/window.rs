@@ -1,5 +1,5 @@
-//! The memory window of a flow: its peer binds it to the flow's target and takes it away again, while the flow works through it.
-//! The flow stops using a window before that: programs have to agree on it.
+//! The memory window of a flow: its peer binds the window to the flow's target and invalidates it again, while the flow uses it. The flow
+//! stops using a window before that, as real programs must agree on it.
 
 use super::memory::Region;
 use super::node::{MrId, Node, SendWr};
@@ -9,15 +9,15 @@ use stack::proto::status::WrOpcode;
 
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 enum State {
-    /// There is none.
+    /// No window exists.
     #[default]
     None,
     Free,
     Binding,
     Bound,
-    /// Bound, and not to be used any more.
+    /// Bound, but not to be used any more.
     Closing,
-    /// An invalidation is under way.
+    /// An invalidation is in progress.
     Leaving,
 }
 
@@ -25,39 +25,39 @@ enum State {
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Window {
     state: State,
-    /// The key that it was made with; the low byte changes with each bind.
+    /// The key with which it was allocated. The low byte changes with each bind.
     made: u32,
     key: u32,
     zero_based: bool,
     /// First byte of the target that it grants.
     pub start: usize,
-    /// Requests of the flow that use it and are not complete.
+    /// Number of incomplete requests of the flow that use it.
     pub users: u32,
 }
 
-/// The program's next step for a window: a work request of the queue pair that it is bound to.
+/// The program's next work request for a window, on the queue pair to which the window is bound.
 #[derive(Clone, Copy, Debug)]
 pub enum WindowRequest {
     /// BIND_MW.
     Bind {
-        /// The key from now on.
+        /// The new key of the window.
         key: u32,
-        /// The region.
+        /// The key of the region.
         region: u32,
         /// Address and length.
         range: (u64, u64),
-        /// The rights.
+        /// The access rights.
         access: Access,
     },
     /// LOCAL_INV.
     Invalidate(
-        /// The key.
+        /// The key of the window.
         u32,
     ),
 }
 
 impl WindowRequest {
-    /// Its name, without addresses.
+    /// Its text for the trace, without addresses.
     pub fn name(&self) -> String {
         match self {
             Self::Bind { key, .. } => format!("BIND_MW {key:#x}"),
@@ -88,7 +88,7 @@ impl Window {
         }
     }
 
-    /// Whether memory before byte `end` of the target can be named by it.
+    /// Whether requests may use it for data of the target that begin at byte `end` or before.
     pub fn usable(&self, end: usize) -> bool {
         self.state == State::Bound && self.start <= end
     }
@@ -99,25 +99,25 @@ impl Window {
         (va, self.key)
     }
 
-    /// Whether it is bound and nothing uses it.
+    /// Whether it is bound and no request uses it.
     pub fn idle(&self) -> bool {
         matches!(self.state, State::Bound | State::Closing) && self.users == 0
     }
 
-    /// The flow's SEND invalidates it; returns its key.
+    /// A SEND of the flow will invalidate it. Returns its key.
     pub fn leave(&mut self) -> u32 {
         self.state = State::Leaving;
         self.key
     }
 
-    /// The flow's SEND completed and invalidated it, unless it ended with its region meanwhile.
+    /// A SEND of the flow has completed and invalidated it, unless the window ended with its region meanwhile.
     pub fn gone(&mut self) {
         if self.state == State::Leaving {
             self.state = State::Free;
         }
     }
 
-    /// The program's next step for it, and its state once that is posted.
+    /// The program's next request for it, and its state once that is posted.
     pub fn next(&self, rng: &mut Rng, target: &Region, len: usize) -> Option<(WindowRequest, Self)> {
         match self.state {
             State::Free => {
@@ -137,15 +137,15 @@ impl Window {
         }
     }
 
-    /// The flow stops using it, so that it can be invalidated.
+    /// Stops its use by the flow, so that it can be invalidated.
     pub fn close(&mut self) {
         if self.state == State::Bound {
             self.state = State::Closing;
         }
     }
 
-    /// The peer's request about it completed. `revive`: binds it again without a request, to test the checker; returns true if it
-    /// did.
+    /// The peer's request about it has completed: checks its key. `revive`: binds it again without a request, to test the checker. Returns
+    /// whether it did that.
     pub fn request_completed(
         &mut self,
         node: &Node,
@@ -181,8 +181,8 @@ impl Window {
 mod tests {
     use super::*;
 
-    // Seed 20993: the region was deregistered, and its window with it, while a SEND that invalidates the window was under way;
-    // its completion must not make a window out of nothing.
+    // Seed 20993: the region was deregistered with its window while a SEND that invalidates the window was in flight. The completion of the
+    // SEND must not create a window.
     #[test]
     fn a_window_that_went_with_its_region_stays_gone() {
         let mut window = Window { state: State::Bound, made: 0x100, key: 0x101, ..Window::default() };

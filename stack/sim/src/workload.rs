@@ -1,7 +1,7 @@
 //! A random run: one seed determines the set-up, the faults and the work, and every checker observes it.
 //!
-//! Phase 1 has the faults and must be safe. Phase 2 heals everything and must end: every request completes within bounded virtual
-//! time. Then the queue pairs are torn down: requests that are left are flushed, and nothing stays behind.
+//! Phase 1 has the faults and must be safe. Phase 2 heals everything and must be live: every request completes within bounded virtual time.
+//! Then the queue pairs are torn down: remaining requests are flushed, and nothing is left.
 
 use core::fmt;
 use core::time::Duration;
@@ -25,17 +25,17 @@ use stack::proto::wqe::Cqe;
 use stack::shard::counters::CounterSnapshot;
 use stack::time::Instant;
 
-/// Virtual time in which everything must be over once the links are healed.
+/// Virtual time within which all requests must complete once the links are healed.
 const LIVENESS: Duration = Duration::from_secs(20);
-/// Steps in which everything must be over.
+/// Steps within which all requests must complete.
 const STEPS: u64 = 2_000_000;
 
 /// The results of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Report {
-    /// Requests that completed with success.
+    /// Number of requests that completed with success.
     pub completed: u64,
-    /// Connections that failed, as the faults allowed.
+    /// Number of connections that failed, as the faults allow.
     pub failed: u64,
     /// Steps of the world.
     pub steps: u64,
@@ -45,15 +45,15 @@ pub struct Report {
     pub fired: Fired,
     /// Coverage marks that were hit.
     pub marks: [u64; MARKS],
-    /// Counters of all nodes.
+    /// Sum of the counters of all nodes.
     pub counters: CounterSnapshot,
-    /// Signalled requests that succeeded, by service type and number of the opcode.
+    /// Number of signalled requests that succeeded, by service type and opcode.
     pub done: [[u64; WR_OPCODES]; TYPES],
 }
 
-/// Numbers of opcodes.
+/// Number of opcodes.
 const WR_OPCODES: usize = WrOpcode::RegMr as usize + 1;
-/// Service types.
+/// Number of service types.
 const TYPES: usize = QpType::ALL.len();
 
 impl Default for Report {
@@ -85,18 +85,18 @@ impl Report {
         mine.zip(other.done.into_iter().flatten()).for_each(|(a, b)| *a += b);
     }
 
-    /// Signalled requests of this kind that succeeded on queue pairs of this type.
+    /// Number of signalled requests of this kind that succeeded on queue pairs of this type.
     pub fn done(&self, ty: QpType, opcode: WrOpcode) -> u64 {
         self.done[ty as usize][opcode as usize]
     }
 }
 
-/// What went wrong in a run, and how to see it again.
+/// The failure of a run, and how to reproduce it.
 #[derive(Debug)]
 pub struct Failure {
     /// The seed.
     pub seed: u64,
-    /// The complaint.
+    /// The error of the checker.
     pub message: String,
     /// The choices of the seed.
     pub swarm: Swarm,
@@ -126,29 +126,29 @@ pub enum Plant {
     None,
     /// A byte of a remote target changes by itself.
     TargetByte,
-    /// A word that atomics change is changed once more.
+    /// A word that atomics change is changed once more, by no request.
     Word,
-    /// The word to which all queue pairs add is changed once more.
+    /// The word to which all queue pairs add is changed once more, by no request.
     Tally,
     /// A byte next to a region changes.
     Guard,
     /// A byte of a receive buffer changes before the message is checked.
     Received,
-    /// A completion is seen twice.
+    /// A completion is reported twice.
     DoubleCompletion,
     /// A completion is lost.
     LostCompletion,
-    /// A frame is kept for ever.
+    /// Frame buffers are leaked.
     Leak,
     /// A frame is received that no counter accounts for.
     Uncounted,
-    /// A region that is deregistered is written.
+    /// A deregistered region is written.
     DeadRegion,
     /// A byte of an unreliable message changes before it is checked.
     Unreliable,
     /// A word changes that an unreliable WRITE may have written.
     UnreliableWord,
-    /// An XRC message counts as one of another queue.
+    /// An XRC message is attributed to another queue.
     OtherQueue,
     /// A window that was invalidated is bound again.
     Window,
@@ -163,7 +163,7 @@ pub fn run(seed: u64) -> Result<Report, Box<Failure>> {
     run_planted(seed, Plant::None)
 }
 
-/// Runs one seed with something planted in it.
+/// Runs one seed with a planted fault.
 pub fn run_planted(seed: u64, plant: Plant) -> Result<Report, Box<Failure>> {
     run_swarm(seed, &Swarm::draw(&mut Rng::new(seed)), plant)
 }
@@ -216,19 +216,19 @@ pub(super) struct Workload {
     pub rng: Rng,
     pub conns: Vec<Conn>,
     pub flows: Vec<Flow>,
-    /// UC and UD.
+    /// The UC and UD directions.
     pub lossy: Vec<Lossy>,
     pub cqs: Vec<CqId>,
-    /// On each node, a word that every queue pair adds one to.
+    /// On each node, a region with the word to which every queue pair adds one.
     pub boards: Vec<MrId>,
     pub tallies: Vec<Tally>,
     pub report: Report,
     pub plant: Plant,
     pub planted: bool,
-    /// The faults are on.
+    /// Whether the faults are on.
     pub faulty: bool,
     pub teardown: bool,
-    /// Until when the process of a node is stopped.
+    /// Until when a node's process is stopped.
     stopped_until: Instant,
     /// Until when each node's program does not poll.
     asleep: Vec<Instant>,
@@ -295,7 +295,7 @@ impl Workload {
     }
 
     fn go(&mut self) -> Result<Report, String> {
-        // Phase 1: safe, whatever happens.
+        // Phase 1: safety, whatever happens.
         let mut steps = 0;
         while self.flows.iter().any(|f| f.left(self.swarm.ops) > 0) && steps < self.swarm.steps {
             steps += 1;
@@ -304,7 +304,7 @@ impl Workload {
                 break;
             }
         }
-        // Phase 2: everything ends.
+        // Phase 2: liveness.
         self.faulty = false;
         self.world.heal();
         self.world.note(0, || "everything is healed".into());
@@ -334,13 +334,13 @@ impl Workload {
         Ok(self.report)
     }
 
-    /// Whether every connection works and has done everything.
+    /// Whether every connection works and has completed all requests.
     fn over(&self) -> bool {
         self.conns.iter().all(|c| matches!(c.phase, Phase::Live))
             && self.flows.iter().all(|f| f.left(self.swarm.ops) == 0 && f.sends.awaits_none())
     }
 
-    /// Turns the world until nothing is on the links.
+    /// Steps the world until no frame is on the links and the shards are quiet, then `extra` steps more.
     fn quiesce(&mut self, extra: usize) -> Check {
         for _ in 0..1_000_000 {
             self.world.step_within(Duration::from_millis(1))?;
@@ -357,7 +357,7 @@ impl Workload {
         self.poll_all()
     }
 
-    /// Queue pairs without work stay as they are for a while.
+    /// Checks that queue pairs without work stay in RTS for a while.
     fn idle(&mut self) -> Check {
         let end = self.world.now.after(Duration::from_secs(1));
         while self.world.now < end {
@@ -373,7 +373,7 @@ impl Workload {
         self.nothing_held()
     }
 
-    /// No queue pair has anything in flight: all of the ports' windows are free.
+    /// Checks that no queue pair has bytes in flight: all of the ports' windows are free.
     fn nothing_held(&self) -> Check {
         let held = |node: &Node| node.shards(|shard| shard.bytes_in_flight()).find(|bytes| *bytes > 0);
         if let Some(bytes) = self.world.nodes.iter().find_map(held) {
@@ -397,7 +397,7 @@ impl Workload {
             tally.matches(nodes[i].mr(self.boards[i]).word(0), all).map_err(|e| format!("node {i}: {e}"))?;
         }
         self.world.check(true)?;
-        // After ERR everything flushes, requests posted then too.
+        // In ERR all requests are flushed, also those that are posted then.
         self.teardown = true;
         for i in 0..self.conns.len() {
             self.break_ends(i)?;
@@ -420,7 +420,7 @@ impl Workload {
         }
         self.nothing_held()?;
         self.world.check(true)?;
-        // With the last queue pair gone, nothing is left: no timer, no frame, no request.
+        // Without queue pairs nothing is left: no timer, no frame, no request.
         for i in 0..self.conns.len() {
             for end in self.conns[i].ends.clone() {
                 self.world.nodes[end.node].destroy(end.qp);
@@ -434,7 +434,7 @@ impl Workload {
         self.world.nodes.iter().try_for_each(check::nothing_left)
     }
 
-    /// The UC and UD queue pairs, with a first message each, so that addresses are known.
+    /// Creates the UC and UD queue pairs, and posts a first message on each, to resolve addresses.
     fn create_lossy(&mut self) {
         for (ty, a, b) in self.swarm.lossy.clone() {
             let config = QpConfig { ty, rq_psn: self.swarm.qp.sq_psn, ..self.swarm.qp };
@@ -449,7 +449,7 @@ impl Workload {
                 let mut lossy = Lossy::new(&mut self.world.nodes, from, to, max, self.rng.next());
                 let conditions = self.swarm.conditions[from.0][to.0];
                 let wild = [Fault::Duplicate, Fault::LateDuplicate, Fault::Reorder];
-                // Frames of one queue pair on several queues overtake each other.
+                // Frames of one queue pair that arrive on several queues overtake each other.
                 lossy.numbers.tame = self.swarm.steering != Steering::Random
                     && wild.iter().all(|fault| conditions.rate(*fault) == 0);
                 lossy.post_receives(&mut self.world.nodes);
@@ -478,9 +478,9 @@ impl Workload {
         }
     }
 
-    /// On healed links, with receives posted, nothing is lost: a message of each pair must arrive.
+    /// Checks that nothing is lost on healed links, with receives posted: a message of each pair must arrive.
     fn lossy_arrive(&mut self) -> Check {
-        self.world.steering = Steering::ByQpn; // nothing is overtaken
+        self.world.steering = Steering::ByQpn; // no frame overtakes another
         let before: Vec<u64> = self.lossy.iter().map(|l| l.numbers.arrived).collect();
         for l in &mut self.lossy {
             l.post_receives(&mut self.world.nodes);
@@ -496,14 +496,14 @@ impl Workload {
         }
     }
 
-    /// One step of the world, and the programs' reactions.
+    /// Makes one step of the world, and lets the programs react.
     fn turn(&mut self) -> Check {
-        // The program goes on by itself while it has something to do.
+        // The program continues by itself while it has work.
         let random = self.faulty;
         let limit = if random { Duration::from_nanos(self.rng.range(500, 50_000)) } else { Duration::MAX };
         let waits = self.conns.iter().any(|c| !matches!(c.phase, Phase::Live));
         let limit = if waits { limit.min(Duration::from_micros(50)) } else { limit };
-        // It does not sleep until the next timer either, which may be a minute away, before it posts the rest.
+        // It does not sleep until the next timer either, which may be a minute away, while it has requests to post.
         let posts = self.flows.iter().any(|f| f.left(self.swarm.ops) > 0);
         let limit = if posts { limit.min(Duration::from_millis(1)) } else { limit };
         self.world.step_within(limit)?;
@@ -540,7 +540,7 @@ impl Workload {
         self.world.check(false)
     }
 
-    /// The program's next step for a flow's window: it binds it, stops using it, takes it away.
+    /// Makes the program's next step for a flow's window: binds it, stops its use, or invalidates it.
     fn tend_window(&mut self, i: usize) {
         let Some(binder) = self.flows[i].binder else { return };
         if !matches!(self.conns[self.conn_of(i)].phase, Phase::Live) || !self.rng.one_in(4) {
@@ -559,7 +559,7 @@ impl Workload {
         }
     }
 
-    /// A request about another flow's window completed.
+    /// Handles completed requests about the windows of other flows.
     fn complete_windows(&mut self, binder: usize) -> Check {
         for i in core::mem::take(&mut self.flows[binder].changed_windows) {
             let flow = &mut self.flows[i];
@@ -570,7 +570,7 @@ impl Workload {
         Ok(())
     }
 
-    /// Processes are stopped; programs stop polling, and stop posting receives.
+    /// Begins faults of programs: a process is stopped, or a program stops polling or posting receives.
     fn program_faults(&mut self) {
         self.stop_a_process();
         if !self.faulty {
@@ -595,7 +595,7 @@ impl Workload {
         }
     }
 
-    /// One process at a time is stopped, for up to a hundred ACK timeouts, and goes on.
+    /// Stops one process at a time, for up to a hundred ACK timeouts, and continues it.
     fn stop_a_process(&mut self) {
         let now = self.world.now;
         if !self.faulty || self.stopped_until <= now {
@@ -629,7 +629,7 @@ impl Workload {
         self.poll_nodes(&all)
     }
 
-    /// Receives first, because an acknowledgement follows the message.
+    /// Handles receive completions first, because an acknowledgement follows the message.
     fn poll_nodes(&mut self, nodes: &[usize]) -> Check {
         let mut all = Vec::new();
         let failed: Vec<_> = nodes.iter().flat_map(|node| self.failed_queues(*node)).collect();
@@ -693,7 +693,7 @@ impl Workload {
                 self.planted = true;
                 l.spoil(&self.world.nodes);
             }
-            let inside = l.from == l.to; // these frames are not observed
+            let inside = l.from == l.to; // these frames do not cross a link
             let frames = |n| if inside { 1 } else { seen.get(&(node, qpn, n)).copied().unwrap_or(0) };
             return l.received(&self.world.nodes, cqe, self.teardown, frames);
         }
@@ -738,7 +738,7 @@ impl Workload {
         Ok(())
     }
 
-    /// Plants the fault, once something is under way.
+    /// Plants the fault, once a message has arrived.
     fn spoil(&mut self) {
         if self.planted || self.flows[0].arrivals.arrived == 0 {
             return;
@@ -760,7 +760,7 @@ impl Workload {
             }
             Plant::Guard => target.spoil_guard(),
             Plant::Leak => {
-                // Frames that are taken out of the ring and dropped, as by a lost return code.
+                // As if frames were taken from the ring and lost, for example by an ignored return code.
                 for _ in 0..4 {
                     node.wires[0].lose_a_buffer();
                 }
@@ -775,7 +775,7 @@ impl Workload {
     }
 }
 
-/// After ERR nothing is outstanding.
+/// Checks that nothing is outstanding on a flow in ERR.
 pub(super) fn flushed(flow: &Flow, nodes: &[Node]) -> Check {
     let receives = flow.receives_left(nodes);
     if flow.sends.outstanding() + receives > 0 {

@@ -25,21 +25,21 @@ use stack::wire::{Ingress, Transport, locate};
 /// How a port chooses the queue of a frame that it receives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Steering {
-    /// The queue of the shard that owns the queue pair.
+    /// The queue of the shard that owns the destination queue pair.
     ByQpn,
-    /// A hash of the destination queue pair's number, as receive-side scaling that knows nothing of shards.
+    /// A hash of the destination queue pair number, as receive-side scaling that does not know the shards.
     Hash,
-    /// Any.
+    /// A random queue.
     Random,
 }
 
-/// Time that a turn takes when there is more work.
+/// Virtual time of a turn if there is more work.
 const TURN: Duration = Duration::from_nanos(200);
-/// After so long a port looks again whether a peer takes frames; and a peer that is stopped.
+/// Interval at which a port checks again whether a peer takes frames, and whether a stopped peer does.
 const LOOK: Duration = Duration::from_millis(1);
 const STOPPED_LOOK: Duration = Duration::from_millis(100);
 
-/// A trace and every frame, for people. Kept only on request.
+/// A trace and all frames, for humans. Kept only on request.
 #[derive(Debug, Default)]
 pub struct Record {
     lines: Vec<String>,
@@ -78,13 +78,13 @@ impl Record {
     }
 }
 
-/// A frame on its way. The one that arrives first comes first; of two that arrive at once, the one sent first.
+/// A frame in flight. Ordered by arrival; of two that arrive at the same time, the one sent first comes first.
 struct FrameInFlight {
     at: Instant,
     number: u64,
     to: usize,
     sent: Instant,
-    /// Its content, if it is a packet without faults.
+    /// Its decoded content, if it is a packet without faults.
     seen: Option<Rc<Seen>>,
     bytes: Vec<u8>,
 }
@@ -123,34 +123,34 @@ pub struct World {
     pub nodes: Vec<Node>,
     /// How ports choose queues.
     pub steering: Steering,
-    /// Faults that happened.
+    /// Counts of the faults that happened.
     pub fired: Fired,
-    /// Frames given to each node.
+    /// Number of frames delivered to each node.
     pub delivered: Vec<u64>,
-    /// Frames taken from each node.
+    /// Number of frames taken from each node.
     pub taken: Vec<u64>,
-    /// Frames that found no buffer on arrival.
+    /// Number of frames that found no buffer on arrival.
     pub overrun: u64,
     /// A trace and the frames, if they are recorded.
     pub record: Option<Record>,
-    /// Every packet that a node sent, with the node, if they are recorded.
+    /// Every packet that a node sent, with the index of the node, if recorded.
     pub tap: Option<Vec<(usize, Seen)>>,
-    /// Frames given to each queue pair of a node that carry datagrams, by the number in their first eight bytes.
+    /// Number of frames with datagrams delivered to each queue pair of a node, by the message number in their first eight bytes.
     pub datagrams: BTreeMap<(usize, Qpn, u64), u64>,
-    /// A host that claims the addresses of nodes, if there is one.
+    /// A host that claims the addresses of nodes, if any.
     pub liar: Option<Liar>,
-    /// The thread of a node is preempted for so long, in its next turn, after it has read the clock.
+    /// A node whose thread is preempted in its next turn, after it has read the clock, and for how long.
     pub interrupt: Option<(usize, Duration)>,
-    /// The process of a node is stopped: it has no turns, and what arrives waits for it.
+    /// A node whose process is stopped: it has no turns, and frames that arrive wait for it.
     pub stopped: Option<usize>,
     links: Vec<SimLink>,
     flights: BinaryHeap<Reverse<FrameInFlight>>,
     sent: u64,
     squeezed: Vec<Vec<Instant>>,
     window: Window,
-    /// Peer's number of each queue pair of ours.
+    /// The peer's queue pair number of each queue pair.
     peers: BTreeMap<(usize, Qpn), Qpn>,
-    /// When the present life of each queue pair began.
+    /// When the current life of each queue pair began.
     born: BTreeMap<(usize, Qpn), Instant>,
     rng: Rng,
 }
@@ -162,7 +162,7 @@ impl fmt::Debug for World {
 }
 
 impl World {
-    /// Nodes of these kinds, linked without faults.
+    /// Nodes of these configurations, linked without faults.
     pub fn new(seed: u64, configs: Vec<NodeConfig>) -> Self {
         let mut rng = Rng::new(seed);
         let now = Instant::from_nanos(1_000_000);
@@ -206,7 +206,7 @@ impl World {
         &mut self.links[from * n + to]
     }
 
-    /// Every link and port works from now on; what is on its way arrives.
+    /// Ends all faults of links and ports. Frames in flight arrive.
     pub fn heal(&mut self) {
         self.links.iter_mut().for_each(SimLink::heal);
         for wire in self.nodes.iter().flat_map(|n| &n.wires) {
@@ -215,7 +215,7 @@ impl World {
         }
     }
 
-    /// Puts a note into the trace.
+    /// Adds a note to the trace, if one is recorded.
     pub fn note(&mut self, node: usize, text: impl FnOnce() -> String) {
         if let Some(record) = &mut self.record {
             record.lines.push(format!("[{:?} node {node}] {}", self.now, text()));
@@ -228,8 +228,8 @@ impl World {
         self.run_for(Duration::from_micros(100));
     }
 
-    /// Connects two queue pairs, in RESET, to each other and brings them to RTS; they may be one and the same. State of an
-    /// earlier life of their numbers is dropped.
+    /// Connects two queue pairs in RESET to each other and brings them to RTS; both may be the same. Drops state of an earlier life of
+    /// their numbers.
     pub fn link_up(&mut self, a: (usize, QpId), b: (usize, QpId)) {
         let both = [(a, b), (b, a)];
         for &(one, other) in if a == b { &both[..1] } else { &both[..] } {
@@ -246,7 +246,8 @@ impl World {
         }
     }
 
-    /// Tells the checkers of a connection that was made without [`link_up`](Self::link_up): `a` sends requests to `b`, from this PSN on.
+    /// Registers with the checkers a connection that was made without [`link_up`](Self::link_up): `a` sends requests to `b`, from this PSN
+    /// on.
     pub fn note_connection(&mut self, a: (usize, Qpn), b: (usize, Qpn), first: Psn) {
         for (one, other) in [(a, b), (b, a)] {
             self.peers.insert(one, other.1);
@@ -265,13 +266,13 @@ impl World {
         ends
     }
 
-    /// One step: frames that are due arrive, each shard has a turn, and time goes on to the next event. `None`: there will be
-    /// none.
+    /// Makes one step: frames that are due arrive, each shard has a turn, and time advances to the next event. Returns the new time; `None`
+    /// if there is no next event.
     pub fn step(&mut self) -> Result<Option<Instant>, String> {
         self.step_within(Duration::MAX)
     }
 
-    /// One step after which time goes on by `limit` at most.
+    /// Same as [`step`](Self::step), but time advances by at most `limit`.
     pub fn step_within(&mut self, limit: Duration) -> Result<Option<Instant>, String> {
         self.deliver();
         self.squeeze();
@@ -308,10 +309,10 @@ impl World {
         Ok(next)
     }
 
-    /// Steps until `end`, or until no event is left; then it is `end`.
+    /// Steps for `time`, or until no event is left; then time is at the end of it.
     ///
     /// # Panics
-    /// If a checker complains.
+    /// If a checker reports an error.
     pub fn run_for(&mut self, time: Duration) {
         let end = self.now.after(time);
         loop {
@@ -324,10 +325,10 @@ impl World {
         self.now = end;
     }
 
-    /// Steps until `done` returns true. `false`: not before `time` was over.
+    /// Steps until `done` returns true. Returns `false` if that does not happen within `time`.
     ///
     /// # Panics
-    /// If a checker complains.
+    /// If a checker reports an error.
     pub fn run_until(&mut self, time: Duration, mut done: impl FnMut(&mut Self) -> bool) -> bool {
         let end = self.now.after(time);
         while !done(self) {
@@ -388,7 +389,7 @@ impl World {
         }
     }
 
-    /// Ports that see it see that what they sent waits for a stopped peer.
+    /// Ports that detect stalls learn whether frames wait for a stopped peer.
     fn look_for_stalls(&mut self) {
         let waits = |node: usize| self.nodes[node].wires.iter().any(|wire| wire.waiting() > 0);
         let stalled = match self.stopped {
@@ -401,7 +402,7 @@ impl World {
         }
     }
 
-    /// Port faults begin and end.
+    /// Begins and ends faults of ports.
     fn squeeze(&mut self) {
         let n = self.nodes.len();
         for node in 0..n {
@@ -483,7 +484,7 @@ impl World {
         Ok(())
     }
 
-    /// The liar sends its claims to each node.
+    /// The spoofing host sends its claims to each node.
     pub fn lie(&mut self) {
         for node in 0..self.nodes.len() {
             let lies = self.liar.iter().flat_map(|liar| liar.lies(self.now, &self.nodes[node].gid));
@@ -493,7 +494,7 @@ impl World {
         }
     }
 
-    /// A frame that no node sent is on its way to a node, and arrives before any that is sent now.
+    /// Sends a frame to a node that no node sent. It arrives before any frame that is sent now.
     pub fn inject(&mut self, to: usize, bytes: Vec<u8>) {
         self.sent += 1;
         self.flights.push(Reverse(FrameInFlight {
@@ -506,7 +507,7 @@ impl World {
         }));
     }
 
-    /// Every checker of whole nodes; `at_rest` adds those that need nothing to be under way.
+    /// Runs every checker of whole nodes. `at_rest` adds those that require that nothing is in progress.
     pub fn check(&self, at_rest: bool) -> Check {
         for (i, node) in self.nodes.iter().enumerate() {
             check::guards(node)?;
@@ -518,12 +519,12 @@ impl World {
         Ok(())
     }
 
-    /// Resets the windows of connections: they start again after RESET.
+    /// Resets the window checker, as PSNs start anew after RESET.
     pub fn forget_windows(&mut self) {
         self.window = Window::default();
     }
 
-    /// Frames on the links.
+    /// Number of frames in flight.
     pub fn in_flight(&self) -> usize {
         self.flights.len()
     }
@@ -536,6 +537,6 @@ pub struct Endpoint {
     pub node: usize,
     /// Its queue pair.
     pub qp: QpId,
-    /// The completion queue of both its queues.
+    /// The completion queue of both work queues.
     pub cq: super::node::CqId,
 }
