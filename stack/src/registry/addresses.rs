@@ -1,20 +1,20 @@
-//! Which addresses of the host its processes have.
+//! Which addresses of the host its processes use.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv6Addr};
 
-/// The addresses of the host that all processes of the user have: some that were named, in an order that is the same for all, or, as usual,
-/// all that the host has.
+/// The addresses of the host that all processes of the user use: either some that were named, in the same order for all processes, or, by
+/// default, all addresses of the host.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Addresses([Option<IpAddr>; Addresses::MAX]);
 
 impl Addresses {
-    /// How many can be named.
+    /// Most addresses that can be named.
     pub const MAX: usize = 4;
-    /// Words that they take in memory.
+    /// Words that they occupy in memory.
     pub(super) const WORDS: usize = 2 * Self::MAX;
 
-    /// These; none are named: all that the host has. `None`: they are more than can be named.
+    /// These addresses; if `named` is empty, all addresses of the host. `None` if `named` has more than [`Self::MAX`].
     pub fn new(named: &[IpAddr]) -> Option<Self> {
         let mut addresses = Self::default();
         for (at, addr) in named.iter().enumerate() {
@@ -23,18 +23,18 @@ impl Addresses {
         Some(addresses)
     }
 
-    /// Those that are named.
+    /// The named addresses; none for all addresses of the host.
     pub fn named(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.0.iter().flatten().copied()
     }
 
-    /// Whether a process that asks for these can do with others: it asks for no particular ones, or for the same.
+    /// Whether a process that requests these addresses can use `others`: it names none, or the same ones.
     pub(super) fn suit(&self, others: &Self) -> bool {
         let covers = |these: &Self, those: &Self| these.named().all(|addr| those.0.contains(&Some(addr)));
         self.named().next().is_none() || covers(self, others) && covers(others, self)
     }
 
-    /// As words of memory.
+    /// Encodes them as words of memory.
     pub(super) fn words(&self) -> [u64; Self::WORDS] {
         let mut words = [0; Self::WORDS];
         for (at, addr) in self.0.iter().enumerate() {
@@ -48,7 +48,7 @@ impl Addresses {
         words
     }
 
-    /// What such words say: nonsense is addresses that the host does not have.
+    /// Decodes words of memory. Invalid contents give addresses that the host does not have.
     pub(super) fn of_words(words: [u64; Self::WORDS]) -> Self {
         let mut addresses = Self::default();
         for (addr, words) in addresses.0.iter_mut().zip(words.chunks_exact(2)) {
@@ -83,7 +83,7 @@ mod tests {
             assert_eq!(Addresses::of_words(addresses(text).words()), addresses(text));
         }
         assert_eq!(Addresses::new(&["10.0.0.1".parse().unwrap(); Addresses::MAX + 1]), None);
-        // Whatever stands there is addresses.
+        // Any words decode to addresses.
         let nonsense = Addresses::of_words([u64::MAX; Addresses::WORDS]);
         assert_eq!(nonsense.named().count(), Addresses::MAX);
     }

@@ -1,13 +1,13 @@
-//! A port that an identifier of connection management is bound to, and which two can be bound at the same time.
+//! A binding of a connection management identifier to a port, and the rule which two bindings can coexist.
 
 use core::net::{IpAddr, Ipv6Addr};
 
-/// The IP versions that a binding answers to.
+/// The IP versions to which a binding applies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Family {
-    /// IPv4 alone.
+    /// IPv4 only.
     V4,
-    /// IPv6 alone.
+    /// IPv6 only.
     V6,
     /// Both: the IPv6 wildcard without AFONLY.
     Both,
@@ -16,18 +16,18 @@ pub enum Family {
 /// A binding of a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Binding {
-    /// Port space and port: the low half of the service id, whose high half is zero.
+    /// Port space and port: the low half of the service ID, whose high half is zero.
     pub service: u32,
-    /// `None`: every local address of `family`.
+    /// The local address; `None` for every local address of `family`.
     pub addr: Option<IpAddr>,
     /// The IP versions.
     pub family: Family,
-    /// Whether others that say so, too, may be bound to the same.
+    /// Whether other bindings that allow it, too, may have the same port and address.
     pub reuse: bool,
 }
 
 impl Binding {
-    /// Whether the two cannot share the port.
+    /// Whether two bindings cannot coexist.
     pub fn clashes(&self, other: &Self) -> bool {
         let other_family =
             matches!((self.family, other.family), (Family::V4, Family::V6) | (Family::V6, Family::V4));
@@ -36,7 +36,7 @@ impl Binding {
         self.service == other.service && !(other_family || other_addr || shared)
     }
 
-    /// How specifically it matches a destination: 0 not at all, 1 by the wildcard, 2 by its address.
+    /// How specifically it matches a destination: 0 not at all, 1 by the wildcard address, 2 by its own address.
     pub fn serves(&self, dst: IpAddr) -> u8 {
         match self.addr {
             Some(addr) => 2 * u8::from(addr == dst),
@@ -48,7 +48,7 @@ impl Binding {
         }
     }
 
-    /// Family, address there or not, and reuse, as bits; and the address.
+    /// Packs family, presence of an address, and reuse into bits; returns them and the address.
     pub(super) fn pack(&self) -> (u64, u128) {
         let family = match self.family {
             Family::V4 => 0,
@@ -62,7 +62,7 @@ impl Binding {
         (family | u64::from(self.addr.is_some()) << 2 | u64::from(self.reuse) << 3, addr)
     }
 
-    /// What was [packed](Self::pack), from any numbers.
+    /// Unpacks a [packed](Self::pack) binding. Any numbers are valid input.
     pub(super) fn unpack(service: u32, bits: u64, addr: u128) -> Self {
         let family = match bits & 3 {
             0 => Family::V4,
@@ -74,7 +74,7 @@ impl Binding {
     }
 }
 
-/// Bits of [`Binding::pack`].
+/// Number of bits that [`Binding::pack`] uses.
 pub(super) const PACKED: u32 = 4;
 
 #[cfg(test)]

@@ -1,14 +1,15 @@
-//! The ports that identifiers of a host's processes are bound to: a hashed table in the memory that the processes share.
+//! The ports to which identifiers of a host's processes are bound: a hash table in the memory that the processes share.
 //!
-//! Nobody locks it, as who holds a lock can be stopped. A process takes a free entry, writes what it wants, says so, and then looks
-//! at all others: of two that want what one alone can have, each says so before it looks, so at least one sees the other
-//! ([`claim`](Bindings::claim)). Who sees another one's claim withdraws its own, and tries again a little later.
+//! It has no lock, as a process that holds a lock may be stopped. A process takes a free entry, writes what it claims, publishes the claim,
+//! and then reads all other entries of the bucket. Of two processes with conflicting claims, each publishes before it reads, so at least
+//! one sees the other ([`claim`](Bindings::claim)). A process that sees a conflicting claim withdraws its own, and tries again a little
+//! later.
 //!
-//! Entries of processes that have ended are free. Who has ended is the kernel's word, which the caller asks for. Any process may write
-//! anything here: it can keep a port from others, or have two that have the same; it cannot do more.
+//! Entries of processes that have ended are free. The kernel says which have ended; the caller asks it. Any process may write anything
+//! here: it can keep a port from others, or let two processes have the same port, and nothing more.
 //!
-//! An entry is four words: state, service, and the two halves of the address. The state names the lease under which the entry was taken:
-//! the run and how often that was leased, so that an entry of the dead is never that of a later holder of the run.
+//! An entry is four words: state, service, and the two halves of the address. The state includes the lease under which the entry was taken:
+//! the run, and how often the run was leased. So an entry of a dead process is never taken for one of a later holder of the run.
 
 use core::net::IpAddr;
 use core::sync::atomic::{Ordering, fence};
@@ -19,49 +20,49 @@ use super::layout::{BINDING, BUCKET, BUCKETS, LISTENED};
 use super::run::Run;
 use super::table::{Mark, Table, Words};
 
-/// A lease of a run: who has an entry.
+/// A lease of a run: the owner of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Owner {
     run: Run,
     generation: u32,
 }
 
-/// An entry that a process has.
+/// An entry that a process owns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Claim {
     entry: usize,
     word: u64,
 }
 
-/// Why a process cannot have what it wants.
+/// Why a process cannot have a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Clash {
     /// Another process has it.
     Taken,
-    /// Another process wants it at this moment.
+    /// Another process claims it at this moment.
     Busy,
-    /// There is no room for services with the same hash.
+    /// The bucket of the service is full.
     Full,
 }
 
-/// What has to be free.
+/// What must be free for a binding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Beside {
-    /// Whatever clashes with the binding.
+    /// No other process may have a binding that clashes.
     Clashing,
-    /// The whole port.
+    /// No other process may have the port at all.
     Nobody,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     Free,
-    /// Its other words are being written.
+    /// Taken: its other words are being written.
     Taken,
-    /// Somebody wants to be bound, and looks whether that can be.
+    /// Claimed: its owner checks whether it can be bound.
     Claimed,
     Bound,
-    /// Bound, and somebody looks whether it can listen.
+    /// Bound: its owner checks whether it can listen.
     Asking,
     Listening,
 }
@@ -75,10 +76,10 @@ const STATE: u32 = 3;
 const RUN: u32 = 9;
 const GENERATION: u32 = 24;
 const _: () = assert!(Run::COUNT == 1 << RUN);
-/// What is left: a number that makes each entry's word another one.
+/// The remaining bits: a nonce that makes the word of each entry unique.
 const NONCE: u32 = 64 - STATE - RUN - GENERATION - PACKED;
 
-/// The first word of an entry, taken apart.
+/// The first word of an entry, decoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Entry {
     state: State,
@@ -97,7 +98,7 @@ impl Entry {
         word << STATE | self.state as u64
     }
 
-    /// `None`: it is free, or no entry at all.
+    /// Decodes a word; `None` if the entry is free or the word is invalid.
     fn of(word: u64) -> Option<Self> {
         let state = *State::ALL.get((word & ((1 << STATE) - 1)) as usize)?;
         if state == State::Free {
@@ -117,18 +118,18 @@ impl Entry {
     }
 }
 
-/// The bindings in a registry's memory.
+/// The binding table in a registry's memory.
 #[derive(Debug)]
 pub struct Bindings<'a, M>(pub(super) &'a Table<M>);
 
 impl<M: Words> Bindings<'_, M> {
-    /// The holder of a run at this moment.
+    /// The current lease of a run, as the memory says.
     pub fn owner(&self, run: Run) -> Owner {
         let generation = self.0.info(run).generation as u32 & ((1 << GENERATION) - 1);
         Owner { run, generation }
     }
 
-    /// Claims a binding, once. `nonce` is any number, another one each time. `lives`: whether a living process has a run.
+    /// Tries once to claim a binding. `nonce`: a different number for each call. `lives` returns whether a living process holds a run.
     ///
     /// # Errors
     /// [`Clash`].
@@ -143,7 +144,7 @@ impl<M: Words> Bindings<'_, M> {
         let (packed, addr) = binding.pack();
         let taken = Entry { state: State::Taken, owner, packed, nonce };
         let entry = self.take(binding.service, taken.word(), lives).ok_or(Clash::Full)?;
-        // Who reads these words as they are now also sees that the entry was taken.
+        // A process that reads the words below as they are written here also sees that the entry is taken.
         fence(Ordering::Release);
         let words = [u64::from(binding.service), (addr >> 64) as u64, addr as u64];
         for (word, value) in words.into_iter().enumerate() {
@@ -151,7 +152,7 @@ impl<M: Words> Bindings<'_, M> {
         }
         let claim = Claim { entry, word: taken.word() };
         let claim = self.step(claim, State::Claimed).ok_or(Clash::Busy)?;
-        // With the fence of another one that claims: one of the two sees what the other has said before.
+        // Pairs with the same fence of another claimer: one of the two sees the claim of the other.
         fence(Ordering::SeqCst);
         let clashes = |other: &Binding| match beside {
             Beside::Clashing => binding.clashes(other),
@@ -166,10 +167,10 @@ impl<M: Words> Bindings<'_, M> {
         }
     }
 
-    /// Has a binding listen, unless another process is bound to the same, whether or not it lets others.
+    /// Makes a binding listen, unless another process has a binding to the same port and address, even with `reuse`.
     ///
     /// # Errors
-    /// [`Clash`]; the claim is as it was.
+    /// [`Clash`]; the claim stays bound.
     pub fn listen(&self, claim: Claim, lives: &dyn Fn(Run) -> bool) -> Result<Claim, Clash> {
         let (mine, binding) = self.read(claim.entry).ok_or(Clash::Taken)?;
         let alone = Binding { reuse: false, ..binding };
@@ -189,12 +190,12 @@ impl<M: Words> Bindings<'_, M> {
         }
     }
 
-    /// Gives a binding up. Does nothing if it is no longer the caller's: somebody writes where it should not.
+    /// Releases a binding. Does nothing if the entry is no longer the caller's, because another process broke the rules.
     pub fn release(&self, claim: Claim) {
         self.free(claim.entry, claim.word);
     }
 
-    /// The run of the process that listens for a service at an address.
+    /// The run of the process that listens for a service at an address. The most specific binding counts.
     pub fn listener(&self, service: u32, dst: IpAddr, lives: &dyn Fn(Run) -> bool) -> Option<Run> {
         let (mut best, mut found) = (0, None);
         for (entry, binding) in self.bucket(bucket_of(service)) {
@@ -207,7 +208,7 @@ impl<M: Words> Bindings<'_, M> {
         found
     }
 
-    /// The services for which processes are said to listen, at most so many, and the run of one of them each.
+    /// The services for which processes listen, as the memory says, at most `most`, each with the run of one of these processes.
     pub fn listeners(&self, most: usize) -> Vec<(u32, Run)> {
         let mut found: Vec<(u32, Run)> = Vec::new();
         for bucket in (0..BUCKETS).filter(|bucket| self.has_listened(*bucket)) {
@@ -224,7 +225,7 @@ impl<M: Words> Bindings<'_, M> {
         found
     }
 
-    /// What processes are said to listen at, at most so many, and the run of each.
+    /// The bindings that listen, as the memory says, at most `most`, each with the run of its process.
     pub fn listening(&self, most: usize) -> Vec<(Binding, Run)> {
         let buckets = (0..BUCKETS).filter(|bucket| self.has_listened(*bucket));
         let listen = buckets
@@ -237,7 +238,7 @@ impl<M: Words> Bindings<'_, M> {
         self.0.word_of_bindings(bucket / 64).load(Ordering::Relaxed) >> (bucket % 64) & 1 != 0
     }
 
-    /// Takes an entry of a service's bucket that is free, or was a dead process's.
+    /// Takes an entry of a service's bucket that is free or belongs to a dead process.
     fn take(&self, service: u32, word: u64, lives: &dyn Fn(Run) -> bool) -> Option<usize> {
         let bucket = bucket_of(service);
         let entries = (0..BUCKET).map(|place| bucket * BUCKET + place);
@@ -256,7 +257,7 @@ impl<M: Words> Bindings<'_, M> {
         })
     }
 
-    /// Whether no other process has, or wants, what clashes.
+    /// Checks that no other process has or claims a binding that clashes. Frees entries of dead processes.
     fn look(
         &self,
         mine: Claim,
@@ -272,12 +273,12 @@ impl<M: Words> Bindings<'_, M> {
                 continue;
             }
             let word = self.0.word_of_bindings(at(number)).load(Ordering::Acquire);
-            // One that is being written looks at ours later.
+            // The owner of an entry that is being written reads this claim later.
             let said = |entry: &Entry| entry.state != State::Taken && entry.owner != owner;
             let Some(entry) = Entry::of(word).filter(said) else { continue };
             let binding = self.read(number).filter(|(now, _)| now.word() == word).map(|(_, binding)| binding);
             let Some(binding) = binding else {
-                // It changes at this moment.
+                // The entry changes at this moment.
                 result = Err(Clash::Busy);
                 continue;
             };
@@ -290,7 +291,7 @@ impl<M: Words> Bindings<'_, M> {
             }
             match entry.state {
                 State::Claimed => result = Err(Clash::Busy),
-                // Two that want to listen to the same may both have to give way, and one can have it later.
+                // Two processes that want to listen on the same port may both have to give way; one can have it later.
                 State::Asking if self.is_asking(mine) => result = Err(Clash::Busy),
                 _ => return Err(Clash::Taken),
             }
@@ -307,7 +308,7 @@ impl<M: Words> Bindings<'_, M> {
         (0..BUCKET).filter_map(move |place| self.read(bucket * BUCKET + place))
     }
 
-    /// An entry, as it is at one moment; `None`: it is free, or changes.
+    /// Reads a consistent snapshot of an entry, as a seqlock does; `None` if it is free or changes.
     fn read(&self, entry: usize) -> Option<(Entry, Binding)> {
         let word = |index| self.0.word_of_bindings(at(entry) + index);
         let before = word(0).load(Ordering::Acquire);
@@ -321,7 +322,7 @@ impl<M: Words> Bindings<'_, M> {
         Some((of, Binding::unpack(service as u32, of.packed, addr)))
     }
 
-    /// Whether the lease of an entry is the last one of its run that is known, and held.
+    /// Whether the lease of an entry is the latest lease of its run, and still held, as the memory says.
     fn is_current(&self, owner: Owner) -> bool {
         self.owner(owner.run) == owner && matches!(self.0.mark(owner.run), Mark::Held(_))
     }
@@ -330,7 +331,7 @@ impl<M: Words> Bindings<'_, M> {
         self.is_current(owner) && lives(owner.run)
     }
 
-    /// Moves an entry of the caller on; `None`: it is not the caller's any more.
+    /// Changes the state of an entry of the caller; `None` if the entry is not the caller's any more.
     fn step(&self, claim: Claim, state: State) -> Option<Claim> {
         let word = Entry::of(claim.word)?.with(state).word();
         let at = self.0.word_of_bindings(at(claim.entry));
@@ -340,17 +341,17 @@ impl<M: Words> Bindings<'_, M> {
 
     fn free(&self, entry: usize, word: u64) {
         let at = self.0.word_of_bindings(at(entry));
-        // Fails where another one was quicker.
+        // Fails if another process was faster.
         let _ = at.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 }
 
-/// The first word of an entry.
+/// Index of the first word of an entry.
 fn at(entry: usize) -> usize {
     LISTENED + BINDING * entry
 }
 
-/// Ports of a space that follow each other are in buckets that do.
+/// The bucket of a service. Consecutive ports of a port space are in consecutive buckets.
 fn bucket_of(service: u32) -> usize {
     (service as usize & 0xffff).wrapping_add(mix(u64::from(service >> 16)) as usize) % BUCKETS
 }
@@ -376,7 +377,7 @@ mod tests {
         Binding { service: PORT, addr, family: super::super::binding::Family::V4, reuse }
     }
 
-    /// Memory in which these processes have joined, with the run of the same number.
+    /// Memory in which these processes have joined, each with the run of its number.
     fn joined(processes: &[usize]) -> Table<Plain> {
         let table = Table::born(Plain::default(), 7);
         for process in processes {
@@ -405,7 +406,7 @@ mod tests {
         }
     }
 
-    // Goal: what the port of a host allows its processes is what it allows the identifiers of one.
+    // Goal: the rules for sharing a port between processes are those between the identifiers of one process.
     #[test]
     fn a_port_has_one_process_for_each_address() {
         let table = joined(&[1, 2, 3]);
@@ -469,11 +470,11 @@ mod tests {
         let first = claim(&table, 1, &binding(None, false)).unwrap();
         let bindings = Bindings(&table);
         bindings.listen(first, &|_| true).unwrap();
-        // The kernel says it before anybody has noted it.
+        // The kernel says that it has ended before that is noted in memory.
         let owner = bindings.owner(run(2));
         let held = bindings.claim(owner, &binding(None, false), Beside::Nobody, 77, &|of| of != run(1));
         bindings.release(held.unwrap());
-        // It is noted; then another process gets the run.
+        // The end is noted; then another process gets the run.
         claim(&table, 1, &binding(None, false)).unwrap();
         table.end(run(1), mark, 20);
         bindings.release(claim(&table, 2, &binding(None, false)).unwrap());
@@ -485,7 +486,7 @@ mod tests {
     #[test]
     fn a_full_bucket_has_room_where_one_has_died() {
         let table = joined(&[1, 2]);
-        // Ports of one space.
+        // Ports of one port space in the same bucket.
         let same = |n: u32| Binding { service: PORT + n * BUCKETS as u32, ..binding(None, false) };
         for n in 0..BUCKET as u32 {
             claim(&table, 1 + n as usize % 2, &same(n)).unwrap();
@@ -498,7 +499,7 @@ mod tests {
         assert_eq!(claim(&table, 1, &same(26)), Err(Clash::Full));
     }
 
-    // Goal: no words make it go on for ever or end the process.
+    // Goal: no contents of the memory make a call loop forever or panic.
     #[test]
     fn any_words_are_entries() {
         for word in [1, 2, 3, 4, 5, 6, 7, u64::MAX, 0xdead_beef] {
@@ -516,14 +517,14 @@ mod tests {
         }
     }
 
-    // Goal: who looks while another one does sees that one's claim, and gives way.
+    // Goal: a process that checks during another process's check sees that process's claim, and gives way.
     #[test]
     fn a_claim_is_seen_before_it_is_granted() {
         let table = joined(&[1, 2, 3]);
         claim(&table, 3, &binding(None, false)).unwrap();
         let bindings = Bindings(&table);
         let meanwhile = std::cell::Cell::new(None);
-        // Asked in the middle of the first one's look: the holder is dead.
+        // Called in the middle of the first process's check: the holder is dead.
         let lives = |of: Run| {
             meanwhile.set(Some(bindings.claim(
                 bindings.owner(run(2)),
@@ -540,7 +541,7 @@ mod tests {
         assert!(first.is_ok());
     }
 
-    // Goal: of threads that want one port at the same time, whatever they want it for, none has it beside another, and one gets it.
+    // Goal: of threads that claim one port at the same time, no two ever have it together, and each gets it in the end.
     #[test]
     fn those_who_claim_at_once_never_both_have_it() {
         let rounds = if cfg!(miri) { 20 } else { 3000 };

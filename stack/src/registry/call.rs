@@ -1,9 +1,9 @@
-//! Calls: connections by which one member wants a link to another one, or a process wants to see a member's statistics. What is said on them
-//! is not the registry's business.
+//! Calls: connections on which one member requests a link from another one, or a process requests a member's statistics. The registry does
+//! not know the protocols on them.
 //!
-//! Who calls connects to the name of a run, and sends the request. Who is called looks who that is, hands the connection to whoever
-//! takes calls in its process, and speaks first: so nothing but the request is in it until then. (In front of statistics the registry
-//! says whose they are.)
+//! The caller connects to the name of a run, and sends the request. The called process checks the caller, passes the connection to its
+//! receiver of calls, and sends first: until then the connection carries only the request. (Before statistics, the registry sends the runs
+//! of the member.)
 
 use super::socket::Connection;
 use crate::sync::lock::lock;
@@ -15,32 +15,32 @@ use std::sync::{Arc, Mutex};
 pub struct Call {
     /// The connection.
     pub connection: Connection,
-    /// The process at its other end, as the kernel says; 0: it is not visible from here.
+    /// The peer process, as the kernel reports it; 0 if it is not visible from this PID namespace.
     pub pid: u32,
 }
 
-/// Takes the calls of others.
+/// Receives the calls of other processes.
 pub trait TakeCalls: Send + Sync {
-    /// Takes one; gives it back where it takes none from that process now. It is called by the registry's thread, and must not wait.
+    /// Takes a call, or returns it if it takes none from that process now. The registry's thread calls this, so it must not block.
     fn take(&self, call: Call) -> Option<Call>;
 }
 
-/// Who takes calls in this process, if somebody does.
+/// The receiver of calls in this process, if any.
 #[derive(Clone, Default)]
 pub struct Receiver(Arc<Mutex<Option<Arc<dyn TakeCalls>>>>);
 
 impl Receiver {
-    /// Has somebody take them from now on, or nobody.
+    /// Sets the receiver; `None` for no receiver.
     pub fn set(&self, by: Option<Arc<dyn TakeCalls>>) {
         *lock(&self.0) = by;
     }
 
-    /// Whether somebody takes them.
+    /// Whether a receiver is set.
     pub fn is_set(&self) -> bool {
         lock(&self.0).is_some()
     }
 
-    /// Hands a call over. Gives it back where nobody takes it.
+    /// Passes a call to the receiver. Returns it if the receiver does not take it, or none is set.
     pub fn hand_over(&self, call: Call) -> Option<Call> {
         let by = lock(&self.0).clone();
         match by {

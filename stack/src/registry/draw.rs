@@ -1,13 +1,12 @@
-//! Which free run to take: one that was never used, else one that has rested, else the one that rests longest.
+//! Which free run to lease: one that was never used, else one that has rested, else the one that has rested longest.
 //!
-//! A packet that was sent to a process which has ended may still be under way. So its numbers rest, and the next ones are drawn
-//! at random.
+//! Packets to a process that has ended may still be in flight. So its numbers rest before reuse, and new ones are drawn at random.
 
 use super::run::Run;
 use super::table::Mark;
 use core::time::Duration;
 
-/// A run, and what the memory said of it.
+/// A run and its mark in the memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Candidate {
     /// The run.
@@ -16,7 +15,8 @@ pub struct Candidate {
     pub mark: Mark,
 }
 
-/// Whether somebody must look whether the run is free, and note it: it is held, or its end is said to come.
+/// Whether it must be checked with the kernel whether the run is free, and noted if so: its mark says that it is held, or that its end lies
+/// in the future.
 pub fn is_open(mark: Mark, now: u64) -> bool {
     match mark {
         Mark::Never => false,
@@ -25,7 +25,7 @@ pub fn is_open(mark: Mark, now: u64) -> bool {
     }
 }
 
-/// The runs that are not [open](is_open), in the order in which to try them. `random` decides among equals.
+/// The runs that are not [open](is_open), in the order in which to try them. `random` orders equal candidates.
 pub fn order(
     candidates: impl IntoIterator<Item = Candidate>,
     now: u64,
@@ -45,7 +45,7 @@ pub fn order(
     order
 }
 
-/// A number that depends on every bit of another one (the finalizer of SplitMix64).
+/// A hash in which each bit depends on every bit of the number (the finalizer of SplitMix64).
 pub fn mix(number: u64) -> u64 {
     let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

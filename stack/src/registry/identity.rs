@@ -1,7 +1,7 @@
-//! What makes a host: a user and a network namespace, on a system that has been started once.
+//! The identity of a host: a user and a network namespace, on one boot of the system.
 //!
-//! Never an environment variable or a directory: what a user starts by cron, in a unit or in another session has others of
-//! these, and the same network.
+//! It never depends on an environment variable or a directory: programs that a user starts by cron, in a unit or in another session may
+//! have others, but share the network.
 
 use super::draw::mix;
 use super::sys;
@@ -11,18 +11,16 @@ use std::os::unix::fs::MetadataExt;
 /// A host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Identity {
-    /// The effective user, as the user namespace around ours calls it: a container that is given a user's network has the same
-    /// one.
+    /// The effective user, as numbered in the parent user namespace: a container that shares a user's network has the same number.
     pub uid: u32,
-    /// The network namespace: its cookie, which no other one has until the system starts again. Before Linux 5.14 the number of
-    /// its file.
+    /// The network namespace: its cookie, which is unique until the next boot. Before Linux 5.14, the inode number of its file.
     pub namespace: u64,
-    /// The number of this start of the system.
+    /// The ID of this boot.
     pub boot: u128,
 }
 
 impl Identity {
-    /// Where this process runs.
+    /// The host on which this process runs.
     pub fn of_this_process() -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let uid = rustix::process::geteuid().as_raw();
@@ -33,8 +31,7 @@ impl Identity {
         }
     }
 
-    /// The node GUID of a registry on this host: an EUI-64 of the locally administered kind. The same bytes give the same GUID
-    /// in every build.
+    /// The node GUID of a registry on this host: a locally administered EUI-64. The same inputs give the same GUID in every build.
     pub fn node_guid(&self, birth: u128) -> [u8; 8] {
         let halves = |number: u128| [(number >> 64) as u64, number as u64];
         let words = [halves(self.boot), [self.namespace, self.uid.into()], halves(birth)];
@@ -59,8 +56,8 @@ fn boot_id(text: &str) -> Option<u128> {
     u128::from_str_radix(&text.trim().replace('-', ""), 16).ok()
 }
 
-/// What the user namespace around ours calls a user, by the map of ours: first number inside, first number outside, how many.
-/// Where several are nested it is the next one that counts.
+/// The number of a user in the parent user namespace, by a `uid_map`: lines of first number inside, first number outside, count. With
+/// nested namespaces, the direct parent counts.
 fn outer_uid(map: &str, uid: u32) -> u32 {
     let outer = map.lines().find_map(|line| {
         let numbers: Vec<u32> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();

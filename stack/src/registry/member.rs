@@ -1,4 +1,4 @@
-//! A process that has joined: its runs, and what it knows of others.
+//! A process that has joined: its runs, and its view of other processes.
 
 use super::addresses::Addresses;
 use super::error::RegistryError;
@@ -15,41 +15,41 @@ use core::sync::atomic::AtomicBool;
 use core::time::Duration;
 use std::sync::Mutex;
 
-/// Who has a run, as the kernel says.
+/// The holder of a run, as the kernel reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Holder {
     /// Nobody.
     Nobody,
     /// This process.
     Ourselves,
-    /// A living process of this user; 0: it is not visible from here.
+    /// A living process of this user, by its PID; 0 if it is not visible from this PID namespace.
     Process(u32),
-    /// A process that has ended, of which a descriptor is left elsewhere.
+    /// A process that has ended, while another process has a copy of its descriptor.
     Dead,
-    /// A process of another user.
+    /// A process of another user, by its uid.
     Foreign(u32),
-    /// A process that accepts no more connections.
+    /// A process whose queue of connections is full: it may be any.
     Unknown,
 }
 
-/// A process that has joined. When it is dropped its runs are free, and rest.
+/// A process that has joined. Dropping this frees its runs, which then rest.
 #[derive(Debug)]
 pub struct Member<K: Kernel> {
     kernel: K,
     table: Table<K::Memory>,
     birth: u128,
     terms: Terms,
-    /// The first one is kept as long as the process is a member: see `join`.
+    /// The first lease is kept as long as the process is a member: see `join`.
     leases: Mutex<Vec<Lease<K::Held>>>,
-    /// It has a queue pair 1.
+    /// Whether the process has a queue pair 1.
     serves: AtomicBool,
 }
 
 impl<K: Kernel> Member<K> {
-    /// Joins the registry of the host, or gives birth to it.
+    /// Joins the registry of the host, or creates it.
     ///
     /// # Errors
-    /// Nobody answers, versions differ, nothing is left, or a system call failed.
+    /// No member answers, versions differ, no run is left, or a system call failed.
     pub fn join(kernel: K, terms: Terms, patience: Duration) -> Result<Self, RegistryError> {
         let Joined { table, birth, lease } = join(&kernel, &terms, &mut Patience::new(patience))?;
         let leases = Mutex::new(vec![lease]);
@@ -59,7 +59,7 @@ impl<K: Kernel> Member<K> {
     /// Leases one more run.
     ///
     /// # Errors
-    /// None is left, or the process has as many as it may have.
+    /// No run is left, or the process has as many as it may have.
     pub fn lease_run(&self) -> Result<Run, RegistryError> {
         self.check()?;
         let mut leases = lock(&self.leases);
@@ -73,12 +73,12 @@ impl<K: Kernel> Member<K> {
         Ok(run)
     }
 
-    /// Fails in a fork of the process that has joined.
+    /// Fails in a forked child of the process that has joined.
     fn check(&self) -> Result<(), RegistryError> {
         if self.kernel.is_ours() { Ok(()) } else { Err(RegistryError::Forked) }
     }
 
-    /// Its runs: the first one, and those that were leased later. A fork of the process has none.
+    /// Its runs in the order of their leases. A forked child has none.
     pub fn runs(&self) -> Vec<Run> {
         if !self.kernel.is_ours() {
             return Vec::new();
@@ -86,15 +86,15 @@ impl<K: Kernel> Member<K> {
         lock(&self.leases).iter().map(|lease| lease.run).collect()
     }
 
-    /// Its runs, and the names that it holds for them.
+    /// Its runs, and the sockets that hold their names.
     pub fn held(&self) -> Vec<(Run, K::Held)> {
         lock(&self.leases).iter().map(|lease| (lease.run, lease.held.clone())).collect()
     }
 
-    /// Who has a run.
+    /// The holder of a run.
     ///
     /// # Errors
-    /// Those of socket(2), or the process is a fork.
+    /// Those of socket(2), or this process is a forked child.
     pub fn holder_of(&self, run: Run) -> Result<Holder, RegistryError> {
         Ok(match self.find(run)? {
             Ok(process) => Holder::Process(self.kernel.pid_of(&process)),
@@ -102,7 +102,7 @@ impl<K: Kernel> Member<K> {
         })
     }
 
-    /// The living process of this user that has a run, and is another one; or who has it else.
+    /// The living process of this user, other than this one, that holds a run; otherwise the kind of holder.
     ///
     /// # Errors
     /// As [`holder_of`](Self::holder_of).
@@ -120,39 +120,39 @@ impl<K: Kernel> Member<K> {
         })
     }
 
-    /// What the memory says of a run: whatever its processes wrote there.
+    /// Information about a run, as the memory says: a process may have written anything there.
     pub fn info(&self, run: Run) -> RunInfo {
         self.table.info(run)
     }
 
-    /// The addresses of the host that its processes have.
+    /// The addresses of the host that its processes use.
     pub fn addresses(&self) -> Addresses {
         self.table.addresses()
     }
 
-    /// Notes at which socket packets to a run of this process arrive: its index in the group of the host's sockets on an address.
+    /// Notes the socket that receives packets for a run of this process on the `of`th address: its index in the reuseport group.
     pub fn set_socket(&self, run: Run, of: usize, index: u16) {
         if self.runs().contains(&run) {
             self.table.set_socket(run, of, index);
         }
     }
 
-    /// The runs that are said to be held, and the indices of their sockets on an address, where they are known.
+    /// The runs that are held, as the memory says, with the indices of their sockets on the `of`th address, where known.
     pub fn sockets(&self, of: usize) -> Vec<(Run, u16)> {
         Run::all().filter_map(|run| Some((run, self.table.socket(run, of)?))).collect()
     }
 
-    /// The UDP port on which the processes receive, once one of them has chosen it.
+    /// The UDP port on which the processes receive, once a process has chosen it.
     pub fn udp_port(&self) -> Option<u16> {
         self.table.udp_port()
     }
 
-    /// Chooses that port, if `before` is still what was chosen; returns what is chosen now.
+    /// Chooses the UDP port, if `before` is still the current choice. Returns the current choice.
     pub fn choose_udp_port(&self, before: Option<u16>, port: u16) -> Option<u16> {
         self.table.choose_udp_port(before, port)
     }
 
-    /// Changes with every change of what steers packets.
+    /// The change counter of packet steering.
     pub fn changes(&self) -> u64 {
         self.table.changes()
     }
@@ -165,7 +165,7 @@ impl<K: Kernel> Member<K> {
         &self.serves
     }
 
-    /// Whether the memory still begins as it was made.
+    /// Whether the header of the memory is intact.
     pub fn is_sound(&self) -> bool {
         self.table.is_sound(self.birth)
     }
@@ -188,11 +188,11 @@ impl<K: Kernel> Member<K> {
 
 impl<K: Kernel> Drop for Member<K> {
     fn drop(&mut self) {
-        // A fork holds none of the names, and its parent goes on.
+        // A forked child holds none of the names, and its parent goes on.
         if !self.kernel.is_ours() {
             return;
         }
-        // The first one last: until then this process is a member.
+        // The first lease ends last: until then this process is a member.
         for lease in lock(&self.leases).drain(..).rev() {
             lease::end(&self.kernel, &self.table, lease);
         }

@@ -1,8 +1,8 @@
 #![allow(unsafe_code)]
-//! The shared memory itself: a memfd that cannot change its size, mapped as words.
+//! The shared memory itself: a memfd of fixed size, mapped as words.
 //!
-//! Other processes write to it at any moment. All accesses are those of atomics of 64 bits, so none is torn or repeated. What others
-//! give is mapped only if it is sealed and long enough ([`sealed`]).
+//! Other processes write to it at any moment. All accesses are 64-bit atomics, so none is torn or repeated. A descriptor from another
+//! process is mapped only if it is sealed and long enough ([`sealed`]).
 
 use super::layout::{BYTES, WORDS};
 use super::table::Words;
@@ -23,18 +23,18 @@ pub struct Memory(Arc<Mapped>);
 #[derive(Debug)]
 struct Mapped {
     at: NonNull<AtomicU64>,
-    /// Dropped first: a fork has nothing of it.
+    /// Dropped first. A forked child does not keep the descriptor.
     _unforked: Unforked,
     fd: OwnedFd,
 }
 
-// SAFETY: the mapping stays until the last owner drops it, and is accessed by atomics alone.
+// SAFETY: the mapping stays until the last owner drops it, and is accessed only by atomics.
 unsafe impl Send for Mapped {}
 // SAFETY: as above.
 unsafe impl Sync for Mapped {}
 
 impl Memory {
-    /// Makes it, all zero.
+    /// Creates the memory, filled with zeros.
     ///
     /// # Errors
     /// Those of memfd_create(2), ftruncate(2) and mmap(2).
@@ -43,7 +43,7 @@ impl Memory {
         Self::map(fd, unforked)
     }
 
-    /// Maps what another process gives; `None`: it is no such memory.
+    /// Maps memory that another process has passed; `None` if it is not suitable.
     pub fn take(given: OwnedFd) -> Option<Self> {
         if sealed::len(&given, SealFlags::SHRINK | SealFlags::GROW) != Some(BYTES as u64) {
             return None;
@@ -54,7 +54,7 @@ impl Memory {
 
     fn map(fd: OwnedFd, unforked: Unforked) -> io::Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, wherever there is room.
+        // SAFETY: a new mapping, at an address that the kernel chooses.
         let at = unsafe { mmap(ptr::null_mut(), BYTES, access, MapFlags::SHARED, &fd, 0)? };
         let at = NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self(Arc::new(Mapped { at, _unforked: unforked, fd })))
@@ -70,15 +70,15 @@ impl AsFd for Memory {
 impl Words for Memory {
     fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < WORDS);
-        // SAFETY: the word lies within the mapping, which begins at a page and stays as long as `self`; any bits are a value of
-        // it, and nothing in this process accesses it but as an atomic.
+        // SAFETY: the word lies within the mapping, which begins at a page and stays as long as `self`; any bits are a valid value, and
+        // this process accesses it only as an atomic.
         unsafe { self.0.at.add(index).as_ref() }
     }
 }
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map`, and no reference to it outlives the owner. A fork has a mapping of its own.
+        // SAFETY: mapped by `map`, and no reference to it outlives the owner. A forked child has a mapping of its own.
         let _ = unsafe { munmap(self.at.as_ptr().cast(), BYTES) };
     }
 }
@@ -98,7 +98,7 @@ mod tests {
         assert!(rustix::fs::ftruncate(&taken, 0).is_err() && rustix::fs::ftruncate(&taken, 1 << 20).is_err());
     }
 
-    // Goal: nothing that a process gives ends the one that maps it.
+    // Goal: no descriptor that a process passes can end the process that maps it.
     #[test]
     fn other_descriptors_are_refused() {
         let memfd = |bytes: usize, seals| {

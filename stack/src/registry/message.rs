@@ -1,7 +1,7 @@
-//! What a process says at another one's name, and what that one answers: one message each, in the order of the machine.
+//! The messages that a process sends to another one's name, and the answers: one message each, in the byte order of the machine.
 //!
-//! Both begin with magic, kind and the version of the layout, in every version: so unlike ones can say what they are. A request
-//! that is unknown is refused, so that others can come.
+//! Both begin with magic, kind and the version of the layout, in every version, so that processes of different versions can report the
+//! mismatch. Requests of unknown kinds are refused, so that later versions can add kinds.
 
 use super::run::Run;
 use super::table::VERSION;
@@ -14,11 +14,11 @@ pub const REQUEST: usize = 16;
 /// Bytes of an answer.
 pub const REPLY: usize = 32;
 
-/// Whoever sends this wants to have the memory.
+/// Request: to get the memory.
 const JOIN: u32 = 1;
-/// Whoever sends this wants a link, and waits to be spoken to.
+/// Request: to make a link. The called process then sends first.
 const LINK: u32 = 2;
-/// Whoever sends this wants to see statistics, and gets their head first.
+/// Request: to get statistics, which follow a [`Reply::Counted`].
 const STATS: u32 = 3;
 
 const WELCOME: u32 = 1;
@@ -26,7 +26,7 @@ const UNLIKE: u32 = 2;
 const UNKNOWN: u32 = 3;
 const COUNTED: u32 = 4;
 
-/// In place of a run: none.
+/// Encodes the absence of a run.
 const NONE: u16 = u16::MAX;
 const _: () = assert!(REQUEST + 2 * RUNS_PER_PROCESS == REPLY && Run::COUNT < NONE as usize);
 
@@ -36,26 +36,26 @@ pub type Runs = [Option<Run>; RUNS_PER_PROCESS];
 /// A request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Request {
-    /// To join, with this version of the layout.
+    /// To join, from a process with this version of the layout.
     Join(u32),
-    /// To have a link, from a process with this version of the layout.
+    /// To make a link, from a process with this version of the layout.
     Link(u32),
-    /// To see statistics, for a process with this version of the layout.
+    /// To get statistics, from a process with this version of the layout.
     Stats(u32),
-    /// Of a kind that is not known.
+    /// Of an unknown kind.
     Unknown,
 }
 
 /// An answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reply {
-    /// The memory comes along; this is the number of its birth.
+    /// The memory, whose descriptor is sent with this message; and the number of the registry's birth.
     Welcome(u128),
-    /// The layout has this version.
+    /// The sender's layout has this version.
     Unlike(u32),
-    /// These are the member's runs. At the name of the first one its statistics follow, up to the end of the connection.
+    /// The runs of the member. If it was asked at the name of the first run, its statistics follow until the end of the connection.
     Counted(Runs),
-    /// The request is not known, or nobody answers it.
+    /// The request is unknown, or the process does not answer such requests.
     Unknown,
 }
 
@@ -67,7 +67,7 @@ fn head(kind: u32) -> [u8; REQUEST] {
     bytes
 }
 
-/// Kind and version.
+/// The kind and the version of a message.
 fn parse_head(bytes: &[u8]) -> Option<(u32, u32)> {
     let (magic, rest) = bytes.split_first_chunk()?;
     let (kind, rest) = rest.split_first_chunk()?;
@@ -92,7 +92,7 @@ impl Request {
         head(STATS)
     }
 
-    /// A request, of any bytes; `None`: it is none.
+    /// Parses a request; `None` if the bytes are not one.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (kind, version) = parse_head(bytes)?;
         Some(match kind {
@@ -105,7 +105,7 @@ impl Request {
 }
 
 impl Reply {
-    /// Its bytes.
+    /// Encodes the answer.
     pub fn encode(self) -> [u8; REPLY] {
         let (kind, rest) = match self {
             Self::Welcome(birth) => (WELCOME, birth.to_ne_bytes()),
@@ -119,11 +119,11 @@ impl Reply {
         bytes
     }
 
-    /// An answer, of any bytes; `None`: it is none.
+    /// Parses an answer; `None` if the bytes are not one.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (kind, version) = parse_head(bytes)?;
         match (kind, bytes.get(REQUEST..)?.try_into()) {
-            // Whatever else it says, it has another layout.
+            // The rest of a message of another version is ignored.
             _ if version != VERSION => Some(Self::Unlike(version)),
             (WELCOME, Ok(birth)) => Some(Self::Welcome(u128::from_ne_bytes(birth))),
             (COUNTED, Ok(runs)) => parse_runs(runs).map(Self::Counted),
@@ -141,7 +141,7 @@ fn encode_runs(runs: Runs) -> [u8; REPLY - REQUEST] {
     bytes
 }
 
-/// `None`: one of them is no run.
+/// Decodes runs; `None` if a number is not that of a run.
 fn parse_runs(bytes: [u8; REPLY - REQUEST]) -> Option<Runs> {
     let mut runs = [None; RUNS_PER_PROCESS];
     for (run, from) in runs.iter_mut().zip(bytes.chunks_exact(2)) {

@@ -1,21 +1,21 @@
-//! How long a process waits for others, in all.
+//! A budget of time that a process waits for others.
 //!
-//! What counts is the time that it waited, and not what a clock says: a process that is stopped itself, or does not run for a
-//! while, loses no patience by that.
+//! Counts the time spent in waits, not the time on a clock: a process that is stopped itself, or does not run for a while, uses up nothing
+//! by that.
 
 use core::time::Duration;
 
-/// Patience that is left.
+/// The time that is left.
 #[derive(Debug)]
 pub struct Patience(Duration);
 
 impl Patience {
-    /// As much as this.
+    /// A budget of this time.
     pub fn new(all: Duration) -> Self {
         Self(all)
     }
 
-    /// Takes some of it, for one wait; `None`: it is used up.
+    /// Takes time for one wait, `at_most` or what is left; `None` if nothing is left.
     pub fn take(&mut self, at_most: Duration) -> Option<Duration> {
         let slice = at_most.min(self.0);
         self.0 -= slice;

@@ -1,9 +1,9 @@
-//! Looks at a registry from outside: which processes are its members, what its memory says of them, and what they say themselves.
+//! Inspects a registry from outside: which processes are its members, what its memory says of them, and their statistics.
 //!
-//! Who looks is no member: it leases nothing and writes nothing. Which process is at a name is the kernel's word; all else is a hint, of
-//! processes that are admitted and never believed. All are asked at once, and who has not answered in time is not waited for again: the
-//! question stays open, so that a process which is stopped for hours has one connection of this reader's in its queue, and not one for
-//! each look.
+//! The reader is not a member: it leases nothing and writes nothing. The kernel says which process is at a name; all else comes from
+//! processes that are not trusted, and is a hint. All members are asked at once. A member that has not answered in time is not waited for
+//! again: its request stays open, so that a process which is stopped for hours has only one connection of this reader in its queue, and not
+//! one for each look.
 
 use super::binding::Binding;
 use super::bindings::Bindings;
@@ -22,60 +22,60 @@ use core::time::Duration;
 use rustix::event::{PollFd, PollFlags};
 use std::time::Instant;
 
-/// Bytes that a process may say.
+/// Most bytes of an answer.
 const SAID_MAX: usize = 1 << 20;
-/// Bytes that are taken at a time.
+/// Most bytes received at a time.
 const PIECE: usize = 64 << 10;
-/// How often a process is asked that closes the connection.
+/// Most requests to a process that closes the connection without an answer.
 const TRIES: u32 = 3;
-/// Listeners that are read from the memory.
+/// Most listeners that are read from the memory.
 const LISTENERS_MAX: usize = 4096;
-/// Members that are asked for the memory in one look, and how long each may take.
+/// Most members that are asked for the memory in one look, and how long to wait for each.
 const ASKED_FOR_MEMORY: usize = 3;
 const MEMORY_PATIENCE: Duration = Duration::from_millis(200);
 
-/// What a process says when it is asked for statistics.
+/// The answer of a process to a request for statistics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Said {
-    /// This text, whatever it may be.
+    /// This text, which is not validated.
     Text(Vec<u8>),
-    /// Nothing, yet.
+    /// No answer yet.
     Nothing,
-    /// Nothing, as it accepts no more connections.
+    /// No answer, as its queue of connections is full.
     Full,
-    /// That it answers no such question: of another release, or without a device.
+    /// It does not answer such requests: it is of another release, or has no device.
     Unknown,
-    /// That it is of a release whose registry has this version.
+    /// It is of a release whose registry has this version.
     Unlike(u32),
-    /// Something else.
+    /// An invalid answer.
     Nonsense,
 }
 
 /// A member of the registry.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// The process, as the kernel says; 0: it is not visible from here.
+    /// Its PID, as the kernel reports it; 0 if it is not visible from this PID namespace.
     pub pid: u32,
-    /// Its runs: one at least.
+    /// Its runs, at least one.
     pub runs: Vec<Run>,
-    /// What it says.
+    /// Its answer.
     pub said: Said,
-    /// How long it has the first run; `None`: the memory is not known, or does not say it.
+    /// How long it has held its first run; `None` if the memory is not known or does not say.
     pub age: Option<Duration>,
-    /// Where it listens for connections, as the memory says.
+    /// The bindings on which it listens for connections, as the memory says.
     pub listens: Vec<Binding>,
     /// Whether the memory says that it is the keeper of queue pair 1.
     pub is_keeper: bool,
 }
 
-/// What a look has found.
+/// The result of a look.
 #[derive(Clone, Debug, Default)]
 pub struct Look {
     /// The members.
     pub seen: Vec<Seen>,
-    /// Whether one of them gave the memory. Without it nobody is known to listen, or to be the keeper.
+    /// Whether the memory is known. Without it neither listeners nor the keeper are known.
     pub has_memory: bool,
-    /// Names that another user has taken.
+    /// Number of names that another user has taken.
     pub foreign: usize,
 }
 
@@ -85,11 +85,11 @@ pub struct Reader {
     kernel: Linux,
     runs: usize,
     memory: Option<Known>,
-    /// Questions that are open since an earlier look.
+    /// Requests that are open since an earlier look.
     open: Vec<Asked>,
 }
 
-/// The registry's memory, and the member that gave it. As long as that is a member, the memory is the registry's.
+/// The registry's memory, and the member that passed it. While that process is a member, the memory is the registry's.
 #[derive(Debug)]
 struct Known {
     at: Run,
@@ -97,46 +97,46 @@ struct Known {
     table: Table<Memory>,
 }
 
-/// A process that was asked.
+/// A process to which a request was sent.
 #[derive(Debug)]
 struct Asked {
     at: Run,
     call: Call,
     came: Vec<u8>,
     tries: u32,
-    /// Nobody waits for it.
+    /// It is from an earlier look, and is not waited for.
     is_old: bool,
 }
 
-/// What is at the name of a run.
+/// The process at the name of a run, and its answer.
 struct At {
     run: Run,
     pid: u32,
     said: Said,
-    /// It is not the first run of its process, but this one is.
+    /// The first run of its process, if this run is another one.
     first: Option<Run>,
 }
 
-/// The end of an answer.
+/// The end of a request.
 enum End {
     Said(Said),
-    /// It is a run of the process that has this one first.
+    /// It is a run of a process whose first run is this one.
     Beside(Run),
-    /// There was none.
+    /// There was no answer.
     Gone,
 }
 
 impl Reader {
-    /// Looks at the names that begin with `space`, of so many runs: for programs those of
+    /// Makes a reader of the names that begin with `space`, of the first `runs` runs. Programs use the values of
     /// [`RegistryConfig`](super::RegistryConfig)'s default.
     ///
     /// # Errors
-    /// The user of this process is not the only one of that number.
+    /// The user's number is not unique in this process's user namespace.
     pub fn new(space: &str, runs: usize) -> Result<Self, RegistryError> {
         Ok(Self { kernel: Linux::new(space)?, runs, memory: None, open: Vec::new() })
     }
 
-    /// Looks, and waits so long for those who have not been asked before.
+    /// Makes a look. Waits up to `patience` for processes that were not asked before.
     ///
     /// # Errors
     /// This process has no descriptor left.
@@ -167,14 +167,14 @@ impl Reader {
         Ok(look)
     }
 
-    /// Finds who is at the names, and asks those who have not been asked.
+    /// Finds the processes at the names, and sends requests to those without an open one.
     fn find(&mut self, look: &mut Look, here: &mut Vec<At>) -> Result<Vec<Asked>, RegistryError> {
         let mut open = core::mem::take(&mut self.open);
         let (mut asked, mut is_known) = (Vec::new(), false);
         for run in Run::all().take(self.runs) {
             let gave = self.memory.as_ref().filter(|known| known.at == run);
             if let Some(at) = open.iter().position(|asked| asked.at == run) {
-                // If its process has ended, the connection has, too.
+                // If its process has ended, so has the connection.
                 is_known |= gave.is_some_and(|known| known.member.lives());
                 asked.push(open.swap_remove(at));
                 continue;
@@ -200,7 +200,7 @@ impl Reader {
         Some(Asked { at, call, came: Vec::new(), tries, is_old: false })
     }
 
-    /// Takes what has come, and those who have said everything out of the list.
+    /// Receives answers, and removes complete ones from the list.
     fn hear(&self, asked: &mut Vec<Asked>, here: &mut Vec<At>) -> Result<(), RegistryError> {
         for mut one in core::mem::take(asked) {
             let Some(end) = one.hear() else {
@@ -213,7 +213,7 @@ impl Reader {
                 End::Beside(first) => {
                     here.push(At { first: Some(first), ..At::new(run, pid, Said::Nonsense) })
                 }
-                // It has ended, or had too many: then it is asked again.
+                // The process has ended, or had too many requests: if it lives, it is asked again.
                 End::Gone => match self.kernel.find(Name::Run(run))? {
                     Found::Living(process) if one.tries < TRIES => {
                         asked.extend(self.ask(run, process, one.tries + 1))
@@ -226,7 +226,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Gets the memory from one of those who answer, if it is not known.
+    /// Gets the memory from a process that answers, if the memory is not known.
     fn get_memory(&mut self, here: &[At]) -> Result<(), RegistryError> {
         let answers = |at: &&At| at.first.is_none() && matches!(at.said, Said::Text(_) | Said::Unknown);
         for at in here.iter().filter(answers).take(ASKED_FOR_MEMORY) {
@@ -250,7 +250,7 @@ impl At {
 }
 
 impl Asked {
-    /// Takes what has come; `None`: it may say more.
+    /// Receives what has arrived; `None` if more may follow.
     fn hear(&mut self) -> Option<End> {
         let mut bytes = [0; PIECE];
         loop {
@@ -270,13 +270,13 @@ impl Asked {
         }
     }
 
-    /// What all of it is.
+    /// Parses the whole answer.
     fn end(&mut self) -> End {
         let rest = self.came.split_off(self.came.len().min(REPLY));
         match Reply::parse(&self.came) {
             None if self.came.is_empty() => End::Gone,
             Some(Reply::Counted([Some(first), ..])) if first != self.at => End::Beside(first),
-            // It took the question, and had no time for it.
+            // The process accepted the request, but had no time for it.
             Some(Reply::Counted([Some(_), ..])) if rest.is_empty() => End::Gone,
             Some(Reply::Counted([Some(_), ..])) => End::Said(Said::Text(rest)),
             Some(Reply::Unknown) => End::Said(Said::Unknown),
@@ -286,7 +286,8 @@ impl Asked {
     }
 }
 
-/// The members, each with all of its runs. A process that answers may have several, one for each device.
+/// Groups the processes at names into members, each with all of its runs. A process that answers may be several members, one for each
+/// device.
 fn together(here: Vec<At>) -> Vec<Seen> {
     let (firsts, others): (Vec<At>, Vec<At>) = here.into_iter().partition(|at| at.first.is_none());
     let mut seen: Vec<Seen> = Vec::new();
@@ -301,7 +302,7 @@ fn together(here: Vec<At>) -> Vec<Seen> {
         }
     }
     for at in others {
-        // Nobody can say that it is another process's.
+        // A process cannot claim to be another process.
         let of = seen
             .iter_mut()
             .find(|seen| seen.pid == at.pid && at.first.is_some_and(|first| seen.runs.contains(&first)));
@@ -321,7 +322,7 @@ impl Seen {
     }
 }
 
-/// Adds what the memory says.
+/// Adds information from the memory.
 fn tell(table: &Table<Memory>, now: u64, seen: &mut [Seen]) {
     let (listening, keeper) = (Bindings(table).listening(LISTENERS_MAX), table.keeper());
     for seen in seen {
@@ -370,7 +371,7 @@ mod tests {
         assert_eq!(rows(here), [(0, vec![3]), (0, vec![4]), (7, vec![1, 2, 5])]);
     }
 
-    // Goal: whatever runs a process names, no other one is hidden, and neither is it.
+    // Goal: whatever runs a process names, neither it nor another process is hidden.
     #[test]
     fn who_names_the_run_of_another_process_stands_alone() {
         let beside = |run, pid, first| at(run, pid, Said::Nonsense, Some(first));

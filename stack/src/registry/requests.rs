@@ -1,11 +1,11 @@
-//! Which process each request for a connection went to: a hashed table in the memory that the processes share.
+//! Which process each connection request went to: a hash table in the memory that the processes share.
 //!
-//! A request that is repeated has to go where the first one went: that process may have closed its listener since. The table belongs to
-//! no process, so it outlives whoever took the first one. What strangers can do is to push out entries, each by a request of its own: then a
-//! repeated request is one for a service, as the first was.
+//! A repeated request must go to the same process as the first one, even if that process has closed its listener since. The table belongs
+//! to no process, so it outlives the process that handled the first request. Strangers can only push out entries, one with each request; a
+//! repeated request is then routed by its service, as the first one was.
 //!
-//! An entry is two words: a part of the hash with the run, and the time. They are not written as one: at worst an entry is a little
-//! older than it seems.
+//! An entry is two words: a part of the hash with the run, and the time. They are not written atomically: at worst an entry is a little
+//! older than its time says.
 
 use core::net::IpAddr;
 use core::sync::atomic::Ordering;
@@ -16,18 +16,18 @@ use super::layout::{REQUEST, SETS, WAYS};
 use super::run::Run;
 use super::table::{Table, Words};
 
-/// How long an entry counts: as long as connections that were begun may take.
+/// How long an entry is valid: as long as the setup of a connection may take.
 const LASTS: Duration = Duration::from_secs(120);
 
 const RUN: u32 = 9;
 const _: () = assert!(Run::COUNT == 1 << RUN);
 
-/// A request, as a hash that strangers cannot choose.
+/// The key of a request: a hash that strangers cannot control.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RequestKey(u64);
 
 impl RequestKey {
-    /// That of a peer at this address with its number: a communication id, or a request id of SIDR.
+    /// The key of a request of the peer at this address. `id`: its communication ID, or the request ID of SIDR (`is_sidr`).
     pub fn new(birth: u128, peer: IpAddr, is_sidr: bool, id: u32) -> Self {
         let peer = match peer {
             IpAddr::V4(addr) => addr.to_ipv6_mapped().to_bits(),
@@ -39,18 +39,18 @@ impl RequestKey {
     }
 }
 
-/// The requests in a registry's memory.
+/// The request table in a registry's memory.
 #[derive(Debug)]
 pub struct Requests<'a, M>(pub(super) &'a Table<M>);
 
 impl<M: Words> Requests<'_, M> {
-    /// The process to which a request went, if that is known. The time is that of the system's start.
+    /// The run to which a request went, if known. `now`: nanoseconds since boot.
     pub fn find(&self, key: RequestKey, now: u64) -> Option<Run> {
         let place = self.places(key).find(|place| self.tag(*place) == tag(key))?;
         (self.age(place, now) < LASTS.as_nanos() as u64).then(|| self.run(place)).flatten()
     }
 
-    /// Notes that a request goes to a process: in place of the same, or of the oldest.
+    /// Notes that a request goes to a run. Replaces the entry of the same request, or the oldest entry of the set.
     pub fn note(&self, key: RequestKey, run: Run, now: u64) {
         let same = self.places(key).find(|place| self.tag(*place) == tag(key));
         let place = same.or_else(|| self.places(key).max_by_key(|place| self.age(*place, now)));
@@ -81,7 +81,7 @@ impl<M: Words> Requests<'_, M> {
     }
 }
 
-/// What an entry has of a key: not the bits that choose the set.
+/// The part of a key that an entry stores. It does not contain the bits that choose the set.
 fn tag(key: RequestKey) -> u64 {
     mix(key.0) >> RUN << RUN
 }
@@ -113,7 +113,7 @@ mod tests {
         assert!(table.is_sound(7));
     }
 
-    // Goal: a flood takes the place of the oldest, and no memory.
+    // Goal: a flood replaces the oldest entries, and takes no memory.
     #[test]
     fn new_requests_push_out_the_oldest() {
         let table = Table::born(Plain::default(), 7);

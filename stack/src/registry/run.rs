@@ -1,13 +1,13 @@
 //! A run: eight adjacent blocks of queue pair numbers, the unit of a lease.
 //!
-//! Blocks of one process are adjacent, so that its numbers are told from those of others by one comparison with a range.
+//! The blocks of a process are adjacent, so that one comparison with a range tells its numbers from those of others.
 
 use crate::config::RUN_BLOCKS;
 use crate::id::{Qpn, QpnBlock};
 use core::fmt;
 use core::ops::RangeInclusive;
 
-/// Eight adjacent blocks, by their number among all.
+/// Eight adjacent blocks, by the number of the run.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct Run(u16);
 
@@ -20,26 +20,27 @@ impl Run {
         (0..Self::COUNT as u16).map(Self)
     }
 
-    /// The run with this number; `None`: there are fewer.
+    /// The run with this number; `None` if the number is too large.
     pub const fn at(index: usize) -> Option<Self> {
         if index < Self::COUNT { Some(Self(index as u16)) } else { None }
     }
 
-    /// Bits of a communication id of connection management below the queue pair number that says whose it is: any of the run's.
+    /// A communication ID of connection management names a run by one of the run's queue pair numbers; this many bits are below that
+    /// number.
     pub const ID_SHIFT: u32 = 8;
 
-    /// The communication ids that name this run.
+    /// The communication IDs that name this run.
     pub fn communication_ids(self) -> RangeInclusive<u32> {
         let (first, last) = (self.numbers().start().get(), self.numbers().end().get());
         first << Self::ID_SHIFT..=last << Self::ID_SHIFT | ((1 << Self::ID_SHIFT) - 1)
     }
 
-    /// The run that a communication id names.
+    /// The run that a communication ID names.
     pub const fn of_communication_id(id: u32) -> Self {
         Self::of(Qpn::new(id >> Self::ID_SHIFT).block())
     }
 
-    /// The run that a block is in.
+    /// The run that contains a block.
     pub const fn of(block: QpnBlock) -> Self {
         Self((block.index() / RUN_BLOCKS) as u16)
     }
@@ -49,7 +50,7 @@ impl Run {
         self.0 as usize
     }
 
-    /// Its blocks, without those whose numbers mean something to every host: seven or eight.
+    /// Its blocks, except those with well-known numbers: seven or eight.
     pub fn blocks(self) -> impl Iterator<Item = QpnBlock> {
         let first = self.index() * RUN_BLOCKS;
         (first..first + RUN_BLOCKS)
@@ -57,7 +58,7 @@ impl Run {
             .filter(|block| !block.is_reserved())
     }
 
-    /// The numbers of these blocks. They have no gap: what is reserved is at either end of all numbers.
+    /// The queue pair numbers of these blocks. The range has no gap, as the reserved blocks are at either end of all numbers.
     pub fn numbers(self) -> RangeInclusive<Qpn> {
         let (mut low, mut high) = (Qpn::MULTICAST, Qpn::new(0));
         for block in self.blocks() {

@@ -1,9 +1,10 @@
-//! Connection management across the processes of a host: who is bound to a port, who listens, where a request went, and who keeps queue
-//! pair 1.
+//! Connection management across the processes of a host: which process is bound to a port, which listens, where a request went, and which
+//! keeps queue pair 1.
 //!
-//! All processes of a host have one queue pair 1 towards its peers. The kernel gives each message to the process that it is for, as far as
-//! that can be read from the message. What is for nobody in particular goes to the *keeper*: any process with a queue pair 1 of its own,
-//! which says again and again that it serves. Who finds that the keeper has not said so for [`PATIENCE`] takes its place.
+//! The processes of a host share one queue pair 1 towards its peers. The kernel delivers each MAD to the process that it is for, as far as
+//! the MAD names it. MADs that name no process go to the *keeper*: one of the processes with a queue pair 1 of its own. Each such process
+//! renews a heartbeat in the shared memory. A process that finds the keeper's heartbeat older than [`PATIENCE`] takes the keeper's place,
+//! or chooses another process that serves.
 
 use core::net::IpAddr;
 use core::sync::atomic::Ordering;
@@ -17,11 +18,11 @@ use super::member::{Holder, Member};
 use super::requests::{RequestKey, Requests};
 use super::run::Run;
 
-/// How often a claim is tried again where another process has one under way.
+/// Most attempts at a claim, while another process has a conflicting claim in progress.
 const TRIES: u32 = 64;
-/// The longest pause between two tries.
+/// The longest pause between two attempts.
 const PAUSE_MAX: Duration = Duration::from_micros(200);
-/// After this time without a word a process does not serve. It is longer than a process sleeps that has nothing to do.
+/// A process whose heartbeat is older than this does not serve. It is longer than the longest sleep of an idle process.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 impl<K: Kernel> Member<K> {
@@ -36,7 +37,7 @@ impl<K: Kernel> Member<K> {
         self.again(|random| bindings.claim(owner, binding, beside, random, &lives))
     }
 
-    /// Listens at a port that it has bound.
+    /// Listens on a port that this process has bound.
     ///
     /// # Errors
     /// [`Clash::Taken`].
@@ -48,24 +49,24 @@ impl<K: Kernel> Member<K> {
         Ok(claim)
     }
 
-    /// Gives a port up.
+    /// Releases a port.
     pub fn release(&self, claim: Claim) {
         if self.first_run().is_ok() {
             Bindings(self.table()).release(claim);
         }
     }
 
-    /// The run of the process that listens for a service at an address. `lives`: whether a living process has a run.
+    /// The run of the process that listens for a service at an address. `lives` returns whether a living process holds a run.
     pub fn listener(&self, service: u32, dst: IpAddr, lives: &dyn Fn(Run) -> bool) -> Option<Run> {
         Bindings(self.table()).listener(service, dst, lives)
     }
 
-    /// The services for which processes are said to listen, at most so many, and the run of one of them each: hints.
+    /// The services for which processes listen, at most `most`, each with the run of one of these processes. They are hints.
     pub fn listeners(&self, most: usize) -> Vec<(u32, Run)> {
         Bindings(self.table()).listeners(most)
     }
 
-    /// The process to which a request went.
+    /// The run of the process to which a request went, if known.
     pub fn request(&self, key: RequestKey) -> Option<Run> {
         Requests(self.table()).find(key, self.kernel().now())
     }
@@ -75,7 +76,7 @@ impl<K: Kernel> Member<K> {
         Requests(self.table()).note(key, run, self.kernel().now());
     }
 
-    /// This process has a queue pair 1 from now on, or has none any more.
+    /// Notes whether this process has a queue pair 1 from now on.
     pub fn serve_cm(&self, serves: bool) {
         self.serves().store(serves, Ordering::Relaxed);
         if let Ok(run) = self.first_run() {
@@ -89,7 +90,7 @@ impl<K: Kernel> Member<K> {
         self.serves().load(Ordering::Relaxed)
     }
 
-    /// Says that this process still serves, if it does. Returns whether the host needs a keeper then.
+    /// Renews the heartbeat of this process, if it serves. Returns whether the host needs a keeper then.
     pub fn still_serves(&self) -> bool {
         if !self.serves_cm() {
             return false;
@@ -100,7 +101,7 @@ impl<K: Kernel> Member<K> {
         !self.table().keeper().is_some_and(|keeper| self.is_serving(keeper, now))
     }
 
-    /// The keeper; chosen anew, if there is none that serves.
+    /// The run of the keeper. Chooses another one if the keeper does not serve; `None` if no process serves.
     pub fn keeper(&self) -> Option<Run> {
         let (table, now) = (self.table(), self.kernel().now());
         let before = table.keeper();
@@ -119,12 +120,12 @@ impl<K: Kernel> Member<K> {
         self.table().cm(run).is_some_and(|at| now.abs_diff(at) < PATIENCE.as_nanos() as u64)
     }
 
-    /// Whether a living process of this user has a run, or may have it.
+    /// Whether a living process of this user holds a run, or may hold it.
     pub fn lives(&self, run: Run) -> bool {
         !matches!(self.holder_of(run), Ok(Holder::Nobody | Holder::Dead | Holder::Foreign(_)))
     }
 
-    /// Fails in a fork.
+    /// Fails in a forked child.
     fn first_run(&self) -> Result<Run, RegistryError> {
         self.runs().first().copied().ok_or(RegistryError::Forked)
     }
@@ -134,14 +135,14 @@ impl<K: Kernel> Member<K> {
             let random = self.kernel().random().map_err(|_| Clash::Taken)?;
             match attempt(random) {
                 Err(Clash::Busy) => {
-                    // Of two, one is earlier next time.
+                    // A random pause, so that one of two claimers is first next time.
                     let most = PAUSE_MAX.as_nanos() as u64;
                     self.kernel().sleep(Duration::from_nanos(random % most));
                 }
                 result => return result,
             }
         }
-        // Somebody who has stopped in the middle of it.
+        // Another process has stopped in the middle of a claim.
         Err(Clash::Taken)
     }
 }

@@ -1,4 +1,4 @@
-//! A thread that answers those who want to join, as long as this process is a member. It sleeps until one comes.
+//! The thread that answers processes which want to join, as long as this process is a member. It sleeps until one connects.
 
 use super::answers::{Answers, Counts, Round};
 use super::run::Run;
@@ -15,13 +15,13 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// How long the thread leaves listeners alone when the system has no room for those who connected.
+/// Pause before the thread accepts again, after the system had no descriptor or memory for a connection.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The names of a member, by its runs, in the order in which they were leased.
+/// The runs of a member in the order of their leases, with the sockets that hold their names.
 type Names = Vec<(Run, Arc<Listener>)>;
 
-/// The thread; it ends when this is dropped.
+/// The thread, which ends when this is dropped.
 #[derive(Debug)]
 pub struct Serving {
     shared: Arc<Shared>,
@@ -59,7 +59,7 @@ impl Serving {
         self.shared.event.signal();
     }
 
-    /// What became of those that connected.
+    /// What happened to the connections that were accepted.
     pub fn counts(&self) -> Counts {
         *lock(&self.shared.counts)
     }
@@ -67,7 +67,7 @@ impl Serving {
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        // It waits for nobody.
+        // The thread never waits for another process, so this returns soon.
         self.thread.end(|| {
             self.shared.is_over.store(true, Ordering::Relaxed);
             self.shared.event.signal();
@@ -76,14 +76,14 @@ impl Drop for Serving {
 }
 
 fn serve(shared: &Shared, mut answers: Answers) {
-    // Others wait for it.
+    // Other processes wait for this thread.
     wake_at_once();
     let mut pause = None;
     while !shared.is_over.load(Ordering::Relaxed) {
         let names = lock(&shared.names).clone();
         answers.set_runs(names.iter().map(|(run, _)| *run));
         wait(shared, &answers, &names, pause);
-        // First, so that what is signalled from now on wakes again.
+        // Cleared before the work, so that a later signal wakes the thread again.
         shared.event.clear();
         let now = Instant::now();
         answers.handle_open(now);
@@ -95,7 +95,7 @@ fn serve(shared: &Shared, mut answers: Answers) {
     }
 }
 
-/// Waits until there is something to do.
+/// Waits until there is work.
 fn wait(shared: &Shared, answers: &Answers, names: &[(Run, Arc<Listener>)], pause: Option<Duration>) {
     let timeout = [answers.timeout(Instant::now()), pause].into_iter().flatten().min();
     let listeners = names.iter().map(|(_, listener)| listener.as_fd()).filter(|_| pause.is_none());

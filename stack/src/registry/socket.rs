@@ -1,8 +1,9 @@
-//! Sockets with names in the abstract space: of streams, or of messages. No call waits, but where a descriptor that a peer sent is closed at last.
+//! Stream or sequenced-packet sockets with names in the abstract namespace. No call blocks, except to close descriptors that a peer sent
+//! ([`Connection::close_here`]).
 //!
-//! Whoever connects may send descriptors along, of anything: to close one can take as long as its owner likes. So nobody
-//! receives any but from a member that was asked, and a connection in which something lies is closed on a thread of its own
-//! ([`apart`]), so many at a time.
+//! A peer may send descriptors of any kind, and closing one may block for as long as its owner likes. So descriptors are received only from
+//! a member to which a request was sent, and a connection with unread data is closed on a thread of its own ([`apart`]), a bounded number
+//! at a time.
 
 use super::sys::{self, Life, Peer};
 use crate::ipc::is_exhausted;
@@ -23,15 +24,15 @@ use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-/// Connections that wait to be accepted.
+/// Most connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
-/// Connections that are closed on threads of their own at the same time.
+/// Most connections that are closed on threads of their own at the same time.
 const CLOSING_MAX: usize = 32;
 
-/// Pieces of 1024 wake-ups that are taken at a time: a socket has room for some 300 that were sent one by one, or as much as the system is
-/// set to.
+/// Most pieces of 1024 wake-ups that are read at a time. By default a socket has room for some 300 wake-ups that were sent one by one; the
+/// system's settings may allow more.
 const TAKEN_MAX: usize = 64;
-/// Pieces of 512 bytes that are dropped before a connection is closed: all that a socket has room for, if it is wake-ups.
+/// Most pieces of 512 bytes that are dropped before a connection is closed: as many wake-ups as a socket has room for.
 const DROPPED_MAX: usize = 8;
 
 static CLOSING: AtomicUsize = AtomicUsize::new(0);
@@ -46,7 +47,7 @@ fn address(name: &str) -> io::Result<SocketAddrUnix> {
     Ok(SocketAddrUnix::new_abstract_name(name.as_bytes())?)
 }
 
-/// A name that this process holds.
+/// A socket whose name this process holds.
 #[derive(Debug)]
 pub struct Listener {
     /// Dropped first.
@@ -56,7 +57,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Takes a name; `None`: another socket of this kind has it. It does not listen yet.
+    /// Takes a name; `None` if another socket of this kind has it. The socket does not listen yet.
     ///
     /// # Errors
     /// Those of socket(2) and bind(2).
@@ -69,7 +70,7 @@ impl Listener {
         }
     }
 
-    /// Lets others connect.
+    /// Lets other processes connect.
     ///
     /// # Errors
     /// Those of listen(2).
@@ -77,10 +78,11 @@ impl Listener {
         Ok(rustix::net::listen(&self.fd, BACKLOG)?)
     }
 
-    /// The next one that has connected.
+    /// Accepts the next connection.
     ///
     /// # Errors
-    /// `None`: nobody. Otherwise this process has no descriptor left, or the system none and no memory: they wait.
+    /// `None` if none waits. Otherwise this process has no descriptor left, or the system has no descriptor or memory left: connections
+    /// wait.
     pub fn accept(&self) -> Result<Connection, Option<io::Error>> {
         accept(self.fd.as_fd())
     }
@@ -101,17 +103,17 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // A fork has let go of it.
+        // In a forked child the descriptor is no longer this socket.
         if !self.made_by.is_this() {
             return;
         }
-        // What is left in its queue would be closed with it.
+        // Otherwise the connections in its queue would be closed with it, and their contents.
         let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
         while self.accept().is_ok() {}
     }
 }
 
-/// A connection. Dropped, it is closed: on a thread of its own, if something lies in it.
+/// A connection. Dropping it closes it, on a thread of its own if it has unread data.
 #[derive(Debug)]
 pub struct Connection(Option<Open>);
 
@@ -127,28 +129,28 @@ struct Open {
 pub struct LastWord(Arc<OwnedFd>);
 
 impl LastWord {
-    /// The peer hears the end of the connection now. A system call that a handler of a signal may make.
+    /// Ends the connection now, as the peer sees it. A system call that a signal handler may make.
     pub fn say(&self) {
         let _ = rustix::net::shutdown(&self.0, Shutdown::Write);
     }
 }
 
-/// Wake-ups over a connection: a byte wakes whoever waits for its socket at the other end. Threads may share it.
+/// Wake-ups over a connection: each byte wakes the threads that wait for the socket at the other end. Threads may share it.
 #[derive(Debug)]
 pub struct Wakeups(Arc<OwnedFd>);
 
-/// Descriptors came with the wake-ups. They are still in the socket.
+/// Descriptors arrived with the wake-ups. They are still in the socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HasDescriptors;
 
 impl Wakeups {
-    /// Wakes the peer. Never waits: where the socket has no room, the peer has not yet taken bytes that woke it.
+    /// Wakes the peer. Never blocks: if the socket has no room, the peer has not yet read bytes that woke it.
     pub fn send(&self) {
         let _ = rustix::net::send(&self.0, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 
-    /// Takes the bytes that the peer has sent, so that there is room for more, but for one: while a byte is left, each thread that waits for
-    /// the socket edge-triggered is woken, and none takes the wake-up of another one. By one thread at a time.
+    /// Reads the bytes that the peer has sent, so that there is room for more, all but one: while a byte is left, each thread that waits
+    /// for the socket edge-triggered is woken, and none consumes the wake-up of another one. Only one thread at a time may call this.
     ///
     /// # Errors
     /// The peer has sent descriptors. None is received.
@@ -176,12 +178,13 @@ impl AsFd for Wakeups {
     }
 }
 
-/// Receives bytes of a socket, and no descriptor: a look at bytes with which some lie shows that, and touches none.
+/// Receives or peeks bytes of a socket, and never descriptors: bytes that carry descriptors are reported as such when peeked, and the
+/// descriptors are not touched.
 fn look(socket: impl AsFd, bytes: &mut [u8], flags: RecvFlags) -> Lies {
     let slice = &mut [IoSliceMut::new(bytes)];
     match rustix::net::recvmsg(socket, slice, &mut RecvAncillaryBuffer::default(), flags) {
         Ok(got) if got.flags.contains(ReturnFlags::CTRUNC) => Lies::Descriptors,
-        // No message is empty.
+        // Peers send no empty message.
         Ok(got) if got.bytes == 0 => Lies::End,
         Ok(got) => Lies::Bytes(got.bytes),
         Err(Errno::AGAIN | Errno::INTR) => Lies::Nothing,
@@ -189,45 +192,45 @@ fn look(socket: impl AsFd, bytes: &mut [u8], flags: RecvFlags) -> Lies {
     }
 }
 
-/// What is at a name.
+/// The result of a connect to a name.
 #[derive(Debug)]
 pub enum Connected {
-    /// A process that listens.
+    /// Connected to a process that listens.
     Open(Connection),
-    /// Nothing, or one that does not listen.
+    /// No process, or one that does not listen.
     Nobody,
-    /// A process whose queue is full.
+    /// A process whose queue of connections is full.
     Full,
 }
 
-/// What lies in a connection.
+/// What a connection has to receive.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Lies {
     /// Nothing, yet.
     Nothing,
-    /// Nothing, and nothing comes any more.
+    /// End of file: nothing, and nothing will follow.
     End,
-    /// Bytes, as many as there was room for.
+    /// This many bytes, limited by the buffer.
     Bytes(usize),
     /// Bytes and descriptors.
     Descriptors,
 }
 
-/// What was received.
+/// The result of a receive.
 #[derive(Debug)]
 pub enum Came {
     /// Nothing, yet.
     Nothing,
     /// The end of the connection.
     End,
-    /// So many bytes, and descriptors.
+    /// This many bytes, and descriptors.
     Message(usize, Vec<Apart<OwnedFd>>),
     /// Bytes, and descriptors for which this process has no room.
     NoRoom,
 }
 
 impl Connection {
-    /// Connects to whoever has a name among the sockets of this kind.
+    /// Connects to the process that has a name among the sockets of this kind.
     ///
     /// # Errors
     /// Those of socket(2).
@@ -242,17 +245,17 @@ impl Connection {
         }
     }
 
-    /// The same with a descriptor whose number is at least `least`, where that is possible.
+    /// The same connection, with a descriptor whose number is at least `least` if possible.
     #[must_use]
     pub fn renumbered(mut self, least: RawFd) -> Self {
         if let Ok((fd, unforked)) = Unforked::make(|| Ok(rustix::io::fcntl_dupfd_cloexec(&self, least)?)) {
-            // The old number is closed, which ends nothing.
+            // Closes the old descriptor, which does not end the connection.
             self.0 = Some(Open { _unforked: unforked, fd: Arc::new(fd) });
         }
         self
     }
 
-    /// Who is at the other end.
+    /// The peer process and its user.
     ///
     /// # Errors
     /// Those of getsockopt(2).
@@ -260,7 +263,7 @@ impl Connection {
         sys::peer(self)
     }
 
-    /// Whether the process at the other end lives.
+    /// Whether the peer process lives.
     ///
     /// # Errors
     /// This process has no descriptor left.
@@ -268,7 +271,7 @@ impl Connection {
         sys::life_of_peer(self, peer)
     }
 
-    /// Sends a message, with descriptors, [`DESCRIPTORS`](rights::DESCRIPTORS) at most; `false`: it cannot be sent now.
+    /// Sends a message with up to [`DESCRIPTORS`](rights::DESCRIPTORS) descriptors. Returns `false` if it cannot be sent now.
     ///
     /// # Errors
     /// The peer is gone.
@@ -276,12 +279,12 @@ impl Connection {
         Ok(rights::send(self, bytes, fds)? == Sent::Yes)
     }
 
-    /// What ends it with the process. To be dropped before it.
+    /// A handle to end the connection at the end of the process. To be dropped before the connection.
     pub fn last_word(&self) -> Option<LastWord> {
         Some(LastWord(Arc::clone(&self.0.as_ref()?.fd)))
     }
 
-    /// Sends some of these bytes, as many as there is room for now.
+    /// Sends as many of these bytes as there is room for now. Returns how many.
     ///
     /// # Errors
     /// The peer is gone.
@@ -292,27 +295,27 @@ impl Connection {
         }
     }
 
-    /// Waits until there is room for more to send, or the peer is gone.
+    /// Waits until there is room to send more, or the peer is gone.
     pub fn wait_for_room(&self, at_most: Duration) {
         wait_readable(&mut [PollFd::new(self, PollFlags::OUT)], at_most);
     }
 
-    /// Wake-ups over it, for other threads. To be dropped before it.
+    /// Wake-ups over this connection, for other threads. To be dropped before the connection.
     pub fn wakeups(&self) -> Option<Wakeups> {
         Some(Wakeups(Arc::clone(&self.0.as_ref()?.fd)))
     }
 
-    /// Looks what lies in the connection, and takes nothing.
+    /// Peeks what the connection has to receive. Consumes nothing.
     pub fn peek(&self, bytes: &mut [u8]) -> Lies {
         look(self, bytes, RecvFlags::DONTWAIT | RecvFlags::PEEK)
     }
 
-    /// Takes bytes that lie in the connection, in which no descriptor does.
+    /// Consumes bytes that were peeked and carry no descriptors.
     pub fn take(&self, bytes: &mut [u8]) {
         look(self, bytes, RecvFlags::DONTWAIT);
     }
 
-    /// Takes what has come, with its descriptors, which are dropped on threads of their own.
+    /// Receives what has arrived, with its descriptors, which are dropped on threads of their own.
     pub fn receive(&self, bytes: &mut [u8]) -> Came {
         match rights::receive(self, bytes) {
             rights::Came::Nothing => Came::Nothing,
@@ -324,7 +327,7 @@ impl Connection {
         }
     }
 
-    /// Closes it without waiting; gives it back where that is not possible now.
+    /// Closes the connection without blocking. Returns it if that is not possible now.
     pub fn close(mut self) -> Option<Self> {
         if self.is_empty() {
             drop(self.0.take());
@@ -342,21 +345,22 @@ impl Connection {
         None
     }
 
-    /// Closes it on this thread, which may have to wait.
+    /// Closes the connection on this thread, which may block.
     pub fn close_here(mut self) {
         drop(self.0.take());
     }
 
-    /// Takes nothing any more, and drops bytes that lie in it. Returns whether nothing is in it then: no descriptor, nor many bytes.
+    /// Shuts the connection down and drops unread bytes. Returns whether it is then empty; it is not if it holds descriptors or too many
+    /// bytes.
     pub fn is_empty(&self) -> bool {
         let _ = rustix::net::shutdown(self, Shutdown::Both);
         let (mut bytes, mut has_ended) = ([0; 512], false);
         for _ in 0..DROPPED_MAX {
             match self.peek(&mut bytes) {
-                // A reset is reported once, before what lies there.
+                // A reset is reported once, before the unread data.
                 Lies::End if has_ended => return true,
                 Lies::End => has_ended = true,
-                // A fork, which has let go of it.
+                // In a forked child, whose socket is not connected any more.
                 Lies::Nothing => return true,
                 Lies::Bytes(len) => self.take(&mut bytes[..len]),
                 Lies::Descriptors => return false,
@@ -444,7 +448,7 @@ mod tests {
         assert_eq!((fds.len(), &bytes[..6]), (1, &b"answer"[..]));
     }
 
-    // Goal: a wake-up can always be sent, and however many were, each thread that waits edge-triggered is woken by the next one.
+    // Goal: a wake-up can always be sent, and however many were sent, the next one wakes each thread that waits edge-triggered.
     #[test]
     fn wake_ups_find_room_and_wake_all_who_wait() {
         use rustix::event::epoll::{self, EventData, EventFlags};
@@ -469,7 +473,7 @@ mod tests {
             }
         }
         assert_eq!(server.peek(&mut [0; 8]), Lies::Bytes(1));
-        // Nor does it matter to whoever closes: nothing of it needs a thread.
+        // Unread wake-ups need no thread when the connection is closed.
         (0..100).for_each(|_| ours.send());
         drop((ours, theirs));
         assert!(client.is_empty() && server.is_empty());
@@ -486,7 +490,7 @@ mod tests {
         assert!(!server.is_empty());
     }
 
-    // Goal: a descriptor that somebody sends is not received, nor closed by who looks.
+    // Goal: a peek neither receives nor closes a descriptor that the peer sent.
     #[test]
     fn descriptors_are_seen_and_not_touched() {
         let (client, server, _listener) = pair("rights");

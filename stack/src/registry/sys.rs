@@ -1,7 +1,7 @@
 #![allow(unsafe_code)]
-//! System calls that rustix does not have: who is at the other end of a socket, the cookie of a network namespace, a clock.
+//! System calls that rustix lacks: the peer of a socket, the cookie of a network namespace, a clock.
 //!
-//! Each call takes numbers, and memory of this file's own until it returns.
+//! Each call takes numbers, and memory that this file owns until the call returns.
 
 use core::mem::MaybeUninit;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -10,12 +10,12 @@ use rustix::process::{Pid, PidfdFlags};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// The process at the other end of a connected socket: the one that connected it, or began to listen.
+/// The process at the other end of a connected socket: the one that called connect(2) or listen(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its effective user then.
+    /// Its effective user at that time.
     pub uid: u32,
-    /// Its number; 0: it is not visible from here.
+    /// Its PID; 0 if it is not visible from this PID namespace.
     pub pid: u32,
 }
 
@@ -24,9 +24,9 @@ pub struct Peer {
 pub enum Life {
     /// It has ended, and is gone.
     Over,
-    /// It was there, and this descriptor is readable when it has ended.
+    /// It lived at the call. This pidfd is readable when it has ended.
     Watched(OwnedFd),
-    /// The system does not say.
+    /// The system cannot tell.
     Unknown,
 }
 
@@ -35,7 +35,7 @@ fn option<T: Copy>(socket: impl AsFd, name: libc::c_int) -> io::Result<T> {
     let mut value = MaybeUninit::<T>::zeroed();
     let mut len = size_of::<T>() as libc::socklen_t;
     let (fd, at) = (socket.as_fd().as_raw_fd(), value.as_mut_ptr().cast());
-    // SAFETY: there is room for so many bytes, and for their number, until the call returns.
+    // SAFETY: there is room for `len` bytes and for their number until the call returns.
     match unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, name, at, &raw mut len) } {
         // SAFETY: every `T` here is made of integers, for which zeros and any other bytes are values.
         0 => Ok(unsafe { value.assume_init() }),
@@ -43,12 +43,12 @@ fn option<T: Copy>(socket: impl AsFd, name: libc::c_int) -> io::Result<T> {
     }
 }
 
-/// Who is at the other end of a unix socket.
+/// The process at the other end of a unix socket.
 ///
 /// # Errors
 /// Those of getsockopt(2).
 pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
-    // rustix has a type for this that has no process 0.
+    // The type that rustix has for this cannot represent PID 0.
     option::<libc::ucred>(socket, libc::SO_PEERCRED).map(|of| Peer { uid: of.uid, pid: of.pid as u32 })
 }
 
@@ -58,10 +58,10 @@ pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
 /// This process has no descriptor left.
 pub fn life_of_peer(socket: impl AsFd, peer: Peer) -> io::Result<Life> {
     match option::<RawFd>(socket, libc::SO_PEERPIDFD) {
-        // SAFETY: the call just made the descriptor, and nothing else owns it.
+        // SAFETY: the call has just created the descriptor, and nothing else owns it.
         Ok(fd) => Ok(Life::Watched(unsafe { OwnedFd::from_raw_fd(fd) })),
         Err(error) => match error.raw_os_error() {
-            // Kernels before 6.16 say one of these of a process that nobody waits for any more.
+            // Kernels before 6.16 report one of these errors for a process that has ended and was waited for.
             Some(libc::ESRCH | libc::EINVAL) => Ok(Life::Over),
             Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) => Err(error),
             _ => life_of(peer.pid),
@@ -69,7 +69,7 @@ pub fn life_of_peer(socket: impl AsFd, peer: Peer) -> io::Result<Life> {
     }
 }
 
-/// Whether a process lives, by its number, as before Linux 6.5. Another process may have got the number since.
+/// Whether a process lives, by its PID, for Linux before 6.5. Another process may have got the PID since.
 fn life_of(pid: u32) -> io::Result<Life> {
     let Some(pid) = Pid::from_raw(pid as i32) else { return Ok(Life::Unknown) };
     match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
@@ -93,7 +93,7 @@ impl Life {
         }
     }
 
-    /// What is readable when it has ended.
+    /// The descriptor that is readable when the process has ended, if there is one.
     pub fn fd(&self) -> Option<&OwnedFd> {
         match self {
             Self::Watched(fd) => Some(fd),
@@ -102,7 +102,7 @@ impl Life {
     }
 }
 
-/// The cookie of the network namespace that a socket is in.
+/// The cookie of a socket's network namespace.
 ///
 /// # Errors
 /// Those of getsockopt(2): Linux before 5.14 has none.
@@ -110,10 +110,10 @@ pub fn namespace_cookie(socket: impl AsFd) -> io::Result<u64> {
     option(socket, libc::SO_NETNS_COOKIE)
 }
 
-/// Nanoseconds since the start of the system, those included in which it slept.
+/// Nanoseconds since boot, including time in which the system was suspended.
 pub fn since_boot() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the time is ours. Every Linux that this runs on has the clock.
+    // SAFETY: `now` is a local variable. Every Linux that this runs on has the clock.
     unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) };
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
@@ -132,7 +132,7 @@ mod tests {
         assert!(since_boot() > 0 && since_boot() <= since_boot());
     }
 
-    // Goal: kernels that say nothing of peers, and those that do, agree.
+    // Goal: kernels with and without SO_PEERPIDFD give the same results.
     #[test]
     fn the_end_of_a_process_is_seen_by_its_number() {
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();

@@ -1,47 +1,47 @@
-//! The memory that the processes of a host share: its layout, and what its words mean.
+//! The memory that the processes of a host share: its layout, and the meaning of its words.
 //!
-//! Any of them may write any word at any moment, also nonsense. So nothing here decides who has a run: the kernel's names do. The
-//! memory says which runs were never used, and since when the others rest. Whoever changes the mark of a run holds the run's name
-//! meanwhile, and compares and exchanges the mark that it has seen.
+//! Any of them may write any value to any word at any moment. So nothing here decides which process holds a run: the kernel's names do. The
+//! memory says which runs were never used, and since when the others rest. A process that changes the mark of a run holds the run's name
+//! meanwhile, and changes the mark by a compare-exchange with the mark that it has seen.
 //!
-//! Words, in the order of the machine: a header of [`HEADER`] words (magic, version and bytes of it all, the two halves of the
-//! birth's number, changes of what steers packets, keeper, UDP port, addresses), then [`RUN`] words for each run (mark, generation, process, beginning,
-//! sockets, time of connection management); the bindings of ports (`bindings`); requests for connections (`requests`). All others are zero,
-//! for what comes later.
+//! Words, in the byte order of the machine: a header of [`HEADER`] words (magic, version and size in bytes, the two halves of the birth's
+//! number, change counter of packet steering, keeper, UDP port, addresses), then [`RUN`] words for each run (mark, generation, process,
+//! beginning, sockets, heartbeat of connection management); the bindings of ports (`bindings`); connection requests (`requests`). All other
+//! words are zero, reserved for later.
 
 use super::addresses::Addresses;
 use super::layout::{BINDINGS, BYTES, HEADER, REQUESTS, RUN, WORDS_OF_BINDINGS, WORDS_OF_REQUESTS};
 use super::run::Run;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Version of this layout. Another one is another registry: see `join`.
+/// Version of this layout. Processes of different versions cannot share a registry: see `join`.
 pub const VERSION: u32 = 3;
-/// `ROCEHOST`, as it is read in a dump.
+/// `ROCEHOST`, as a dump shows it.
 const MAGIC: u64 = u64::from_ne_bytes(*b"ROCEHOST");
-/// The word that counts changes of what steers packets.
+/// The word that counts changes of packet steering.
 const CHANGES: usize = 4;
-/// The word that names the keeper: its run, plus one.
+/// The word that names the keeper: its run plus one.
 const KEEPER: usize = 5;
-/// The word that says on which UDP port the processes receive.
+/// The word with the UDP port on which the processes receive.
 const UDP_PORT: usize = 6;
-/// Where the words begin that say which addresses the processes have.
+/// The first of the words with the addresses that the processes use.
 const ADDRESSES: usize = 7;
-/// Bits of the index of a socket, plus one, in the word that has that of each address.
+/// Bits of a socket index plus one, in the word that has one for each address.
 const SOCKET: u32 = u64::BITS / Addresses::MAX as u32;
 
-/// In a mark: the run is held, since the time of the other bits. Without it: it rests since then.
+/// Flag of a mark: the run is held since the time in the other bits. Without the flag, the run rests since that time.
 const HELD: u64 = 1 << 63;
 
-/// Shared memory, as words.
+/// Shared memory, as 64-bit words.
 pub trait Words {
     /// A word, by its index below [`WORDS`](super::layout::WORDS).
     fn word(&self, index: usize) -> &AtomicU64;
 }
 
-/// What the memory says of a run. Times are nanoseconds since the start of the system.
+/// The state of a run, as the memory says. Times are nanoseconds since boot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mark {
-    /// Nobody ever had it.
+    /// It was never leased.
     Never,
     /// Leased at that time; its holder may have ended since.
     Held(u64),
@@ -67,20 +67,20 @@ impl Mark {
     }
 }
 
-/// What the memory says of a run, to be read by people.
+/// Information about a run, as the memory says, for humans.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RunInfo {
     /// Whether it is held.
     pub mark: Mark,
     /// How often it was leased.
     pub generation: u64,
-    /// The process that leased it last, as that process's own PID namespace calls it.
+    /// The PID of the process that leased it last, in that process's own PID namespace.
     pub pid: u64,
-    /// When that was.
+    /// When it was leased last.
     pub began: u64,
 }
 
-/// The mark of a run in words that nobody else has a part in.
+/// The mark of a run, in words that no other process shares.
 pub fn mark_in(words: &[AtomicU64], run: Run) -> Mark {
     Mark::of(words[HEADER + RUN * run.index() + Field::Mark as usize].load(Ordering::Relaxed))
 }
@@ -100,7 +100,7 @@ enum Field {
 pub struct Table<M>(M);
 
 impl<M: Words> Table<M> {
-    /// That of a registry which is born.
+    /// Initialises the memory of a new registry.
     pub fn born(memory: M, birth: u128) -> Self {
         for (index, value) in Self::header(birth).into_iter().enumerate() {
             memory.word(index).store(value, Ordering::Relaxed);
@@ -108,7 +108,7 @@ impl<M: Words> Table<M> {
         Self(memory)
     }
 
-    /// One that is there already.
+    /// The memory of an existing registry.
     pub fn of(memory: M) -> Self {
         Self(memory)
     }
@@ -118,7 +118,7 @@ impl<M: Words> Table<M> {
         &self.0
     }
 
-    /// Whether it still begins as that of this birth. If not, some process writes where it should not.
+    /// Whether the header is still that of this birth. If not, a process has overwritten it.
     pub fn is_sound(&self, birth: u128) -> bool {
         let is = |(index, value)| self.0.word(index).load(Ordering::Relaxed) == value;
         Self::header(birth).into_iter().enumerate().all(is)
@@ -132,12 +132,12 @@ impl<M: Words> Table<M> {
         self.0.word(HEADER + RUN * run.index() + field as usize)
     }
 
-    /// What is known of a run.
+    /// The mark of a run.
     pub fn mark(&self, run: Run) -> Mark {
         Mark::of(self.field(run, Field::Mark).load(Ordering::Acquire))
     }
 
-    /// All that is known of a run.
+    /// All information about a run.
     pub fn info(&self, run: Run) -> RunInfo {
         let get = |field| self.field(run, field).load(Ordering::Relaxed);
         RunInfo {
@@ -148,16 +148,16 @@ impl<M: Words> Table<M> {
         }
     }
 
-    /// Notes that a run with this mark is free. The caller holds its name, or is its holder and ends.
+    /// Notes that a run with this mark is free. The caller holds its name, or is its holder and ends its lease.
     pub fn end(&self, run: Run, before: Mark, now: u64) {
-        // Fails where a process that does not keep to the rules has written to it.
+        // Fails if a process that breaks the rules has changed the mark.
         let _ = self.change(run, before, Mark::Ended(now));
     }
 
-    /// Notes that the caller leases a run with this mark, whose name it holds. Returns the new mark.
+    /// Notes that the caller, which holds the name, leases a run with this mark. Returns the new mark.
     pub fn lease(&self, run: Run, before: Mark, now: u64, pid: u32) -> Mark {
         let ended = if let Mark::Ended(at) = before { at } else { 0 };
-        // Later than all marks before it, so that no two leases have the same.
+        // Later than the previous mark, so that no two leases have the same mark.
         let began = if ended < now { now } else { ended.saturating_add(1) } & !HELD;
         let mark = Mark::Held(began);
         self.field(run, Field::Pid).store(pid.into(), Ordering::Relaxed);
@@ -166,13 +166,13 @@ impl<M: Words> Table<M> {
         self.field(run, Field::Cm).store(0, Ordering::Relaxed);
         self.field(run, Field::Generation).fetch_add(1, Ordering::Relaxed);
         if !self.change(run, before, mark) {
-            // Somebody wrote to it who does not hold the name: nobody has more right to it than the caller.
+            // A process without the name has changed the mark: the caller has more right to it.
             self.field(run, Field::Mark).store(mark.word(), Ordering::Release);
         }
         mark
     }
 
-    /// Notes at which socket packets to a run on the `of`th address arrive: its index in the group.
+    /// Notes the socket that receives packets for a run on the `of`th address: its index in the reuseport group.
     pub fn set_socket(&self, run: Run, of: usize, index: u16) {
         let (shift, mask) = (SOCKET * of as u32, (1 << SOCKET) - 1);
         let socket = u64::from(index.saturating_add(1)) << shift;
@@ -181,31 +181,31 @@ impl<M: Words> Table<M> {
         self.note_change();
     }
 
-    /// The index of the socket of a run that is said to be held, if one is known.
+    /// The index of a run's socket on the `of`th address, if known and the memory says that the run is held.
     pub fn socket(&self, run: Run, of: usize) -> Option<u16> {
         let sockets = self.field(run, Field::Sockets).load(Ordering::Relaxed);
         let is_held = matches!(self.mark(run), Mark::Held(_));
         ((sockets >> (SOCKET * of as u32)) as u16).checked_sub(1).filter(|_| is_held)
     }
 
-    /// Notes which addresses the processes have, once: at the birth.
+    /// Notes which addresses the processes use, once: at the birth.
     pub fn set_addresses(&self, addresses: &Addresses) {
         for (at, word) in addresses.words().into_iter().enumerate() {
             self.0.word(ADDRESSES + at).store(word, Ordering::Relaxed);
         }
     }
 
-    /// Which addresses the processes have.
+    /// Which addresses the processes use.
     pub fn addresses(&self) -> Addresses {
         Addresses::of_words(core::array::from_fn(|at| self.0.word(ADDRESSES + at).load(Ordering::Relaxed)))
     }
 
-    /// The UDP port on which the processes receive, once one of them has chosen it.
+    /// The UDP port on which the processes receive, once a process has chosen it.
     pub fn udp_port(&self) -> Option<u16> {
         u16::try_from(self.0.word(UDP_PORT).load(Ordering::Acquire)).ok().filter(|port| *port > 0)
     }
 
-    /// Chooses the UDP port on which the processes receive, where `before` was chosen; returns the one that is chosen now.
+    /// Chooses the UDP port on which the processes receive, if `before` is still the current choice. Returns the current choice.
     pub fn choose_udp_port(&self, before: Option<u16>, port: u16) -> Option<u16> {
         let word = |port: Option<u16>| u64::from(port.unwrap_or_default());
         let (before, port) = (word(before), word(Some(port)));
@@ -213,38 +213,38 @@ impl<M: Words> Table<M> {
         self.udp_port()
     }
 
-    /// Changes with every change of what steers packets. What was noted before a change is seen by whoever sees the change.
+    /// The change counter of packet steering. A process that sees a change also sees what was noted before it.
     pub fn changes(&self) -> u64 {
         self.0.word(CHANGES).load(Ordering::Acquire)
     }
 
-    /// Notes that something has changed that steers packets.
+    /// Counts a change of packet steering.
     pub fn note_change(&self) {
         self.0.word(CHANGES).fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Notes that the holder of a run serves connection management at this time; `None`: it does not.
+    /// Renews the heartbeat of a run's holder, which serves connection management, at this time; `None` if it no longer serves.
     pub fn set_cm(&self, run: Run, at: Option<u64>) {
         self.field(run, Field::Cm).store(at.map_or(0, |at| at.max(1)), Ordering::Relaxed);
     }
 
-    /// When the holder of a run, if it is said to be held, last said that it serves connection management.
+    /// The last heartbeat of a run's holder, if it serves connection management and the memory says that the run is held.
     pub fn cm(&self, run: Run) -> Option<u64> {
         let at = self.field(run, Field::Cm).load(Ordering::Relaxed);
         (at != 0 && matches!(self.mark(run), Mark::Held(_))).then_some(at)
     }
 
-    /// The run of the keeper, if there ever was one.
+    /// The run of the keeper, if one was ever chosen.
     pub fn keeper(&self) -> Option<Run> {
         Run::at((self.0.word(KEEPER).load(Ordering::Acquire) as usize).checked_sub(1)?)
     }
 
-    /// Makes the holder of a run the keeper in place of another one. Returns whether nobody else was quicker.
+    /// Makes the holder of a run the keeper in place of `before`. Returns whether no other process was faster.
     pub fn set_keeper(&self, before: Option<Run>, run: Run) -> bool {
         let [before, run] = [before, Some(run)].map(|run| run.map_or(0, |run| run.index() as u64 + 1));
         let word = self.0.word(KEEPER);
         let now = word.load(Ordering::Relaxed);
-        // Nonsense is nobody.
+        // An invalid word names no keeper.
         let is_before = now == before || before == 0 && self.keeper().is_none();
         is_before && word.compare_exchange(now, run, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
@@ -270,7 +270,7 @@ pub(super) mod tests {
     use super::super::layout::WORDS;
     use super::*;
 
-    /// Memory of one process.
+    /// Memory of one process, for tests.
     #[derive(Clone, Debug)]
     pub struct Plain(std::sync::Arc<[AtomicU64]>);
 
@@ -290,7 +290,7 @@ pub(super) mod tests {
         Run::all().nth(index).unwrap()
     }
 
-    // Goal: processes that begin at the same time agree on a port, and one that is not there any more is chosen anew, once.
+    // Goal: processes that start at the same time agree on a port, and a port that cannot be used any more is replaced once.
     #[test]
     fn the_first_choice_of_a_port_counts() {
         let table = Table::born(Plain::default(), 7);
@@ -300,7 +300,7 @@ pub(super) mod tests {
         assert_eq!(table.choose_udp_port(Some(4791), 65_504), Some(65_504));
         assert_eq!(table.choose_udp_port(Some(4791), 65_505), Some(65_504));
         assert!(table.is_sound(7));
-        // Nonsense is no port, and stays.
+        // An invalid word is not a port, and stays.
         table.memory().word(UDP_PORT).store(u64::MAX, Ordering::Relaxed);
         assert_eq!((table.udp_port(), table.choose_udp_port(None, 4791)), (None, None));
     }
@@ -357,13 +357,13 @@ pub(super) mod tests {
         assert!(table.is_sound(7));
     }
 
-    // Goal: who looked at a run before another one leased it does not end that lease.
+    // Goal: a process that read a run's mark before another one leased the run cannot end that lease.
     #[test]
     fn the_end_of_an_earlier_lease_is_not_noted_for_a_later_one() {
         let table = Table::of(Plain::default());
         let first = table.lease(run(3), Mark::Never, 10, 1);
         table.end(run(3), first, 20);
-        // The clock has not moved.
+        // At the same time on the clock.
         let second = table.lease(run(3), Mark::Ended(20), 20, 2);
         assert_ne!(first, second);
         table.end(run(3), first, 30);

@@ -78,7 +78,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // A forked child has closed it already.
+        // In a forked child the descriptor is no longer this socket.
         if self.made_by.is_this() {
             let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
             while rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC).is_ok() {}
