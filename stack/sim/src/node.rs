@@ -52,7 +52,7 @@ pub struct NodeConfig {
     pub window: Option<usize>,
     /// Queue pairs each shard can hold.
     pub qps_per_shard: usize,
-    /// Whether the port sees that its frames wait for a peer that has stopped, as a memif port does.
+    /// Whether the port detects that its frames wait for a peer that has stopped, as a memif port does.
     pub sees_stalls: bool,
     /// Whether each flow has a UDP source port of its own, as on a port over sockets.
     pub own_source_ports: bool,
@@ -950,7 +950,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // A closing device waits a while until its last frames are sent, so let the wires take them at once.
+        // A device that closes waits a while until its last frames are sent, so this lets the wires take them at once.
         for wire in &self.wires {
             wire.limit_tx(None);
             wire.starve(false);

@@ -162,7 +162,7 @@ impl Window {
                 self.state = State::Free;
                 (self.key, false)
             }
-            State::None => return Ok(false), // it ended with its region
+            State::None => return Ok(false), // the window ended with its region
             other => return Err(format!("a window is {other:?} and its request completes")),
         };
         let revived = revive && !alive;

@@ -14,11 +14,11 @@ use core::time::Duration;
 pub enum Found<P> {
     /// No process listens there. A process that does not listen yet may hold the name.
     Nobody,
-    /// A living process of our own user.
+    /// A living process of this user.
     Living(P),
     /// A process that has ended, while another process has a copy of its descriptor.
     Dead,
-    /// A process of another user.
+    /// A process of another user, by its uid.
     Foreign(u32),
     /// A process whose queue of connections is full: it may be any.
     Full,

@@ -18,7 +18,7 @@ use std::sync::Mutex;
 /// The holder of a run, as the kernel reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Holder {
-    /// Nobody.
+    /// No process.
     Nobody,
     /// This process.
     Ourselves,

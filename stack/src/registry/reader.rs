@@ -64,7 +64,7 @@ pub struct Seen {
     pub age: Option<Duration>,
     /// The bindings on which it listens for connections, as the memory says.
     pub listens: Vec<Binding>,
-    /// Whether the memory says that it is the keeper of queue pair 1.
+    /// Whether it is the keeper of queue pair 1, as the memory says.
     pub is_keeper: bool,
 }
 
@@ -79,7 +79,7 @@ pub struct Look {
     pub foreign: usize,
 }
 
-/// Looks at the registry of the host.
+/// A reader of the registry of the host.
 #[derive(Debug)]
 pub struct Reader {
     kernel: Linux,

@@ -53,7 +53,7 @@ impl Serving {
         Ok(Self { shared, thread })
     }
 
-    /// Answers at these names from now on.
+    /// Sets the names at which the thread answers from now on.
     pub fn listen_at(&self, names: Names) {
         *lock(&self.shared.names) = names;
         self.shared.event.signal();

@@ -46,12 +46,12 @@ pub(super) struct Ending {
 }
 
 impl Ending {
-    /// Of a link on which this queue received from these rings.
+    /// The end of a link on which this queue received from these rings.
     pub fn new(link: Arc<Link>, rings: impl IntoIterator<Item = Rx>) -> Self {
         Self { link, left: rings.into_iter().filter_map(Left::of).collect() }
     }
 
-    /// Receives some of what had arrived.
+    /// Receives some of the frames that had arrived.
     pub fn receive(&mut self, out: &mut RxBurst, stock: &mut Stock) -> Received {
         let mut all = Received::default();
         for left in &mut self.left {

@@ -42,7 +42,7 @@ pub enum Message {
     Refused(Refusal),
 }
 
-/// Why a process wants no link.
+/// Why a process refuses a link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Refusal {
     /// The two processes have a link, or make one: both have called.

@@ -18,7 +18,7 @@ const LIVELY: Duration = Duration::from_micros(20);
 const LIVELY_ASKS: u32 = 500;
 /// Number of bursts that poll the sockets, each of them, before that.
 const EACH_BURST: u32 = 1024;
-/// The clock is read after so many bursts and frames of links: after few where they take long, because other programs may run for
+/// The clock is read after this many bursts and frames of links: after few if they take long, because other programs may run for
 /// milliseconds between two bursts of a program that yields its core.
 const CLOCK_EVERY: RangeInclusive<u32> = 8..=128;
 
@@ -87,7 +87,7 @@ impl Look {
 mod tests {
     use super::*;
 
-    /// How often the sockets are polled in so many bursts, each with `frames` frames of links and `apart` after the one before.
+    /// How often `bursts` bursts poll the sockets, each with `frames` frames of links and `apart` after the one before.
     fn asked(look: &mut Look, now: &mut Instant, bursts: u32, frames: usize, apart: Duration) -> u32 {
         let burst = |_: &u32| {
             *now += apart;

@@ -224,7 +224,7 @@ impl Routes for HostQueue {
     }
 
     fn next_ended(&mut self) -> Option<Route> {
-        // First the number of the one before becomes free.
+        // Releases the number of the link that ended before.
         self.ended = None;
         self.ended = self.links.next_ended();
         self.ended.as_ref().map(|ended| route_of(ended.link()))

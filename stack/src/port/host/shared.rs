@@ -133,15 +133,15 @@ impl Link {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct LinkCounts {
-    /// Links that are up.
+    /// Number of links that are up.
     pub up: u64,
-    /// Links that came up.
+    /// Number of links that came up.
     pub made: u64,
-    /// Links that have ended.
+    /// Number of links that have ended.
     pub ended: u64,
-    /// Processes that were refused, or whose link was ended, because of an invalid message or invalid values in shared memory.
+    /// Number of processes that were refused, or whose link was ended, because of an invalid message or invalid values in shared memory.
     pub refused: u64,
-    /// Frames that a shard sent on a link that had ended.
+    /// Number of frames that shards sent on links that had ended.
     pub tx_ended: u64,
 }
 
@@ -164,11 +164,11 @@ pub struct Shared {
     pub budget: Arc<Budget>,
     unused: Mutex<Vec<Arc<Unused>>>,
     pub(super) counters: Vec<Counters>,
-    /// Frames sent on links that had ended.
+    /// Number of frames sent on links that had ended.
     pub(super) tx_ended: AtomicU64,
     /// Counters that the keeper maintains.
     pub(super) counts: Mutex<LinkCounts>,
-    /// Shards of this process.
+    /// Number of shards of this process.
     pub queues: usize,
     /// Bytes of the longest frame that this process receives.
     pub max_frame: usize,

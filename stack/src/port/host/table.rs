@@ -25,7 +25,7 @@ enum State {
     None,
     /// A call is to be made at `at`.
     Due { at: Instant, pause: Duration, since: Instant },
-    /// A call is under way.
+    /// A call is in progress.
     Called { pause: Duration, since: Instant },
     /// This link leads to its process.
     Up(u8),

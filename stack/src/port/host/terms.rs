@@ -15,7 +15,7 @@ pub const LOG2: u8 = 9;
 /// The parameters that a process announces.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct About {
-    /// Its shards.
+    /// Number of its shards.
     pub queues: usize,
     /// Bytes of its longest frame.
     pub max_frame: usize,
@@ -28,9 +28,9 @@ pub struct About {
 pub struct Offer {
     /// Rings in each direction.
     pub queues: u32,
-    /// Base-2 logarithm of the slots of each.
+    /// Base-2 logarithm of the slots of each ring.
     pub log2: u32,
-    /// Bytes of a buffer.
+    /// Bytes of each buffer.
     pub buffer: u32,
     /// Bytes of the whole memory.
     pub size: u64,
@@ -49,7 +49,7 @@ impl Terms {
     /// The parameters of a link between two processes.
     pub fn of(one: &About, other: &About) -> Self {
         let max_frame = one.max_frame.min(other.max_frame);
-        // A stride that is no power of two spreads the buffers over the sets of a cache.
+        // A stride that is not a power of two spreads the buffers over the sets of a cache. the buffers over the sets of a cache.
         let buffer = max_frame.next_multiple_of(64) as u32 + 64;
         Self { max_frame, layout: Layout { queues: one.queues.max(other.queues), log2: LOG2, buffer } }
     }

@@ -141,7 +141,7 @@ pub enum End {
         /// Clients that wait because their share is in use.
         held: VecDeque<(Apart<Stranger>, Party)>,
     },
-    /// Looks for a server.
+    /// Connects to a server.
     Client {
         /// The server's socket.
         path: PathBuf,
@@ -183,7 +183,7 @@ struct Connector {
     common: Arc<Common>,
     end: End,
     up: Option<Up>,
-    /// Numbers of the last meeting and of the last connection.
+    /// Numbers of the last handshake and of the last connection.
     last_meeting: u64,
     last_number: u64,
 }
@@ -454,7 +454,8 @@ mod tests {
         }
     }
 
-    // Goal: a server with which no link lasts is tried again after longer and longer pauses, up to a bound: each attempt makes memory.
+    // Goal: after each link with a server that does not last, the client waits longer before it connects again, up to a bound: each attempt
+    // creates memory.
     #[test]
     fn a_client_backs_off_from_a_server_with_which_no_link_lasts() {
         let (listener, path, _file) = listen("drops");

@@ -101,7 +101,7 @@ fn make(
     Ok((port::MemifPort::new(info, shared), found_server))
 }
 
-/// How often an end without a role decides which end it is.
+/// Most attempts of an end without a role to find out which end it is.
 const TRIES: u32 = 4;
 /// How long a client without a role waits until the link to the server that it found is up.
 const LINK_UP_TIMEOUT: Duration = Duration::from_secs(1);
@@ -156,7 +156,7 @@ fn end(settings: &Settings) -> Result<End, String> {
     if settings.role != Some(MemifRole::Client) {
         match listen(settings) {
             Ok(end) => return Ok(end),
-            // Another process may have begun to listen just now.
+            // Another process may have started to listen meanwhile.
             Err(_)
                 if settings.role.is_none()
                     && socket_file::probe(&settings.path) == Ok(socket_file::Found::Alive) => {}
@@ -201,7 +201,7 @@ fn settings(
     let max_frame = options.mtu + super::L2_OVERHEAD;
     let mut terms =
         handshake::Terms { queues: options.queues, log2: RSIZE, id: 0, secret: [0; message::SECRET] };
-    // A stride that is no power of two spreads the buffers over the sets of a cache.
+    // A stride that is not a power of two spreads the buffers over the sets of a cache. the buffers over the sets of a cache.
     let mut buffer = room(max_frame) as u32 + 64;
     let mut peers = Peers::default();
     let mut owner = (None, None);

@@ -29,7 +29,7 @@ impl TxEnd {
     #[must_use]
     pub fn has_sent(&mut self) -> bool {
         self.look_again = LOOK_AGAIN;
-        // The compiler must keep the load of the flag behind the store of the index: see `Rx::arm`.
+        // The compiler must not move the load of the flag before the store of the index: see `Rx::arm`.
         compiler_fence(Ordering::SeqCst);
         !self.tx.is_polled()
     }

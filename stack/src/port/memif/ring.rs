@@ -58,7 +58,7 @@ pub const fn bytes(log2: u8) -> usize {
 /// Checks that a ring of 2 to the power of `log2` slots can be at `offset` in a region of `size` bytes.
 ///
 /// # Errors
-/// Why not, as the end of a sentence.
+/// Why not, as the predicate of a sentence about the ring.
 pub fn check(size: u64, offset: u32, log2: u8) -> Result<(), String> {
     if !(1..=LOG2_MAX).contains(&log2) {
         return Err(format!("has 2^{log2} slots, where rings have 2^1 to 2^{LOG2_MAX}"));
@@ -142,7 +142,7 @@ pub struct Ring {
     region: Arc<Region>,
 }
 
-// SAFETY: the pointers are into the region, which may be used on any thread and lives as long as this.
+// SAFETY: the pointers point into the region, which may be used on any thread and lives as long as the ring.
 unsafe impl Send for Ring {}
 
 impl Ring {
@@ -152,7 +152,7 @@ impl Ring {
     /// As [`check`].
     pub fn new(region: &Arc<Region>, offset: u32, log2: u8) -> Result<Self, String> {
         check(region.len() as u64, offset, log2)?;
-        // SAFETY: the region has the whole ring from there on.
+        // SAFETY: `check` found that the whole ring is within the region.
         let at = unsafe { region.base().add(offset as usize) };
         let mask = (1u16 << log2) - 1;
         Ok(Self {
@@ -195,8 +195,8 @@ impl Ring {
     /// The header field at offset `at`.
     #[inline(always)]
     fn word(&self, at: usize) -> &AtomicU16 {
-        // SAFETY: `at` is that of a field, and even; the ring begins at a multiple of 8. All of this process's accesses to it
-        // are atomic.
+        // SAFETY: `at` is the offset of a 16-bit field, and even; the ring begins at a multiple of 8. This process accesses the field only
+        // by atomics.
         unsafe { AtomicU16::from_ptr(self.at.as_ptr().add(at).cast()) }
     }
 
@@ -245,13 +245,13 @@ impl Ring {
         self.word(offset_of!(Header, tail)).store(tail, Ordering::Release);
     }
 
-    /// Whether the receiver polls.
+    /// Whether the receiver reads the ring in each burst.
     #[inline(always)]
     pub fn is_polled(&self) -> bool {
         self.word(offset_of!(Header, flags)).load(Ordering::Relaxed) & POLLED != 0
     }
 
-    /// Whether the receiver needs no event.
+    /// Whether the receiver needs no event: it polls the ring, or reads it after a notification.
     #[inline]
     pub fn is_awake(&self) -> bool {
         self.word(offset_of!(Header, flags)).load(Ordering::Relaxed) & (POLLED | NEWS) != 0
@@ -276,7 +276,7 @@ impl Ring {
     #[inline(always)]
     fn descriptor(&self, slot: u16) -> *mut u8 {
         let slot = usize::from(slot & self.mask);
-        // SAFETY: the ring has that many descriptors, all of them in its region.
+        // SAFETY: the slot number is masked, and the ring has that many descriptors, all of them in its region.
         unsafe { self.at.as_ptr().add(size_of::<Header>() + slot * size_of::<Descriptor>()) }
     }
 
@@ -334,7 +334,7 @@ impl Ring {
     /// The bytes `offset..offset + len` of the region; `None` if they are outside of it.
     #[inline(always)]
     pub fn part(&self, offset: u32, len: u32) -> Option<Part<'_>> {
-        // SAFETY: those of the region, which lives as long as the ring.
+        // SAFETY: `base` and `size` are those of the region, which lives as long as the ring.
         unsafe { Part::of(self.base, self.size, offset, len) }
     }
 
@@ -355,9 +355,9 @@ impl Ring {
     /// The bytes `offset..offset + len` of the region as a buffer for a frame; `None` if the ring does not lend them.
     #[inline(always)]
     pub fn buffer(&mut self, offset: u32, len: u32) -> Option<&mut [u8]> {
-        // SAFETY: `divide` gave these bytes, which are in the region, to this ring alone, and the ring is borrowed as long as the
-        // buffer. The other process may write there at any moment, and another ring copy from or to there where the peer describes
-        // its buffers so: the builder only writes, and what is read back means nothing.
+        // SAFETY: `divide` gave these bytes, which are in the region, to this ring alone, and the ring is borrowed as long as the buffer.
+        // The other process may write there at any moment, and another ring may copy from or to these bytes if the peer's descriptors name
+        // them: the builder only writes, and what is read back means nothing.
         self.lends(offset, len).then(|| unsafe { Part::lent(self.base, offset, len).into_buffer() })
     }
 }

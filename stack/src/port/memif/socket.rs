@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn too_many_descriptors_and_wrong_lengths() {
-        // Goal: all descriptors that a peer sends along are closed again.
+        // Goal: all descriptors that a peer sends are closed again.
         let (client, server) = pair("many");
         let before = descriptors();
         for n in [2, DESCRIPTORS, 100] {
