@@ -10,7 +10,7 @@ use crate::port::memif::ring::Attention;
 use crate::sync::news;
 use std::time::Instant;
 
-/// Bursts without a frame after which a link is no longer polled in each burst, if there are others.
+/// Bursts without a frame after which a link is no longer polled in each burst, if more links exist than [`NEAR`].
 const NEAR_FOR: u32 = 4096;
 
 impl LinkQueue {

@@ -209,7 +209,7 @@ impl Routes for HostQueue {
             Reach::Link(link) => Ok(route_of(link)),
             Reach::Asked => Err(NoRoute::Pending),
             // Over the sockets, packets to an address of this host reach only members of its registry: the members share the UDP port with
-            // no other program, and use another port where another program has 4791. So nobody receives packets for a vacant number.
+            // no other program, and use another port where another program has 4791. So no process receives packets for a vacant number.
             Reach::Vacant => Err(NoRoute::Nobody),
             Reach::Ourselves | Reach::Unlinked => Ok(SOCKETS),
         }
