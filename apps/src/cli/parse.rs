@@ -199,14 +199,26 @@ pub fn ip_prefix(text: &str) -> Result<(IpAddr, u8), String> {
 /// A sentence for the user.
 pub fn port(text: &str) -> Result<PortSpec, String> {
     let spec = text.parse::<PortSpec>().map_err(|e| e.to_string())?;
-    match std::env::var(ADDRS) {
-        Ok(list) => spec.or_addresses(&list).map_err(|e| format!("{ADDRS}: {e}")),
-        Err(_) => Ok(spec),
+    let spec = match std::env::var(ADDRS) {
+        Ok(list) => spec.or_addresses(&list).map_err(|e| format!("{ADDRS}: {e}"))?,
+        Err(_) => spec,
+    };
+    spec.or_users(variable(ADMIT)?.as_deref(), variable(HOST_USER)?.as_deref())
+}
+
+fn variable(name: &str) -> Result<Option<String>, String> {
+    match std::env::var(name) {
+        Ok(text) => Ok(Some(text)),
+        Err(std::env::VarError::NotPresent) => Ok(None),
+        Err(std::env::VarError::NotUnicode(_)) => Err(format!("{name} is no UTF-8 text")),
     }
 }
 
 /// The environment variable with the addresses of the port `host`, for a specification that names none.
 const ADDRS: &str = "ROCE_ADDRS";
+/// The variables with the users who are part of the host of the port `host`, and with its owner.
+const ADMIT: &str = "ROCE_ADMIT";
+const HOST_USER: &str = "ROCE_HOST_USER";
 
 /// The address of a neighbour with its Ethernet address.
 ///

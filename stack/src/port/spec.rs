@@ -83,7 +83,8 @@ pub enum PortSpec {
         /// The addresses, at most four, the same for all processes of the user. Empty: those that the other processes have; for the first
         /// process, all addresses of the host.
         addrs: Vec<IpAddr>,
-        /// More options: those of [`Udp`](Self::Udp).
+        /// More options: those of [`Udp`](Self::Udp); `admit=UID[+UID..]` (users whose processes may be part of this user's host);
+        /// `owner=UID` (the user whose host this process is to be part of, if that one admits it).
         options: Vec<(String, String)>,
     },
     /// `dpdk:DEVARGS`: any DPDK device, a virtual one with its arguments or a PCI address.
@@ -132,6 +133,68 @@ impl PortSpec {
             _ => Err(fail("options are no addresses".into())),
         }
     }
+}
+
+/// The options of the port `host` that name users.
+const ADMIT: &str = "admit";
+const OWNER: &str = "owner";
+
+impl PortSpec {
+    /// Returns this specification. If it is `host` and names no such users itself, it gets those that the processes of the host admit,
+    /// `USER[,USER..]` by name or number, and the one whose host it is: programs read them from the variables `ROCE_ADMIT` and
+    /// `ROCE_HOST_USER`.
+    ///
+    /// # Errors
+    /// A sentence that names the variable, if there is no such user.
+    pub fn or_users(mut self, admit: Option<&str>, owner: Option<&str>) -> Result<Self, String> {
+        let Self::Host { options, .. } = &mut self else { return Ok(self) };
+        let lists =
+            [(ADMIT, "ROCE_ADMIT", admit), (OWNER, "ROCE_HOST_USER", owner.filter(|user| !user.is_empty()))];
+        for (key, variable, list) in lists {
+            let is_named = options.iter().any(|(other, _)| other == key);
+            let users = list.unwrap_or_default().split(',').filter(|user| !user.is_empty());
+            let users = users.map(|user| crate::registry::user(user).map(|uid| uid.to_string()));
+            let users: Vec<String> =
+                users.collect::<Result<_, _>>().map_err(|why| format!("{variable}: {why}"))?;
+            if key == OWNER && users.len() > 1 {
+                return Err(format!("{variable}: a process is part of one user's host; name one user"));
+            }
+            if !is_named && !users.is_empty() {
+                options.push((key.into(), users.join("+")));
+            }
+        }
+        Ok(self)
+    }
+
+    /// Returns this specification without users that it names: for programs with more rights than whoever wrote it.
+    pub fn without_users(mut self) -> Self {
+        if let Self::Host { options, .. } = &mut self {
+            options.retain(|(key, _)| key != ADMIT && key != OWNER);
+        }
+        self
+    }
+
+    /// The user whose host a port of this specification is part of; `None`: that of the process.
+    pub fn owner(&self) -> Option<u32> {
+        self.users(OWNER).first().copied()
+    }
+
+    /// Users whose processes a port of this specification admits to its host, besides the owner and the user of the process.
+    pub fn admits(&self) -> Vec<u32> {
+        self.users(ADMIT)
+    }
+
+    fn users(&self, key: &str) -> Vec<u32> {
+        let Self::Host { options, .. } = self else { return Vec::new() };
+        let value = options.iter().find(|(other, _)| other == key).map_or("", |(_, value)| value);
+        numbers(value).unwrap_or_default()
+    }
+}
+
+/// Numbers of users with a plus sign between them.
+fn numbers(users: &str) -> Option<Vec<u32>> {
+    // The last number stands for no user.
+    users.split('+').map(|user| user.parse().ok().filter(|uid| *uid != u32::MAX)).collect()
 }
 
 /// The forms, for messages.
@@ -245,10 +308,18 @@ fn addresses(kind: &str, rest: &str) -> Result<(Vec<IpAddr>, Options), String> {
                     "flows={value:?} is not a number of source ports from 0 to {SOURCES_MAX}"
                 ));
             }
+            ADMIT if kind == "host" && numbers(value).is_none() => {
+                return Err(format!("admit={value:?} is not the numbers of users, with + between them"));
+            }
+            OWNER if kind == "host" && !numbers(value).is_some_and(|users| users.len() == 1) => {
+                return Err(format!("owner={value:?} is not the number of a user"));
+            }
             "gso" | "buffer" | "flows" => {}
+            ADMIT | OWNER if kind == "host" => {}
             _ => {
+                let more = if kind == "host" { ", admit=UID[+UID..] and owner=UID" } else { "" };
                 return Err(format!(
-                    "the port {kind} has no option {key:?}; only gso=on, gso=off, buffer=BYTES and flows=N"
+                    "the port {kind} has no option {key:?}; only gso=on, gso=off, buffer=BYTES and flows=N{more}"
                 ));
             }
         }
@@ -365,6 +436,7 @@ mod tests {
             "udp",
             "host",
             "host:flows=0,gso=on",
+            "host:10.0.0.1,admit=1000+65533,owner=0",
             "host:10.0.0.1,fd00::1,gso=on",
             "udp:10.0.0.1,fd00::1",
             "udp:gso=on",
@@ -417,6 +489,11 @@ mod tests {
             ("udp:buffer=1073741825", "not a number of bytes"),
             ("host:0.0.0.0", "all addresses are host without any"),
             ("host:gro=on", "the port host has no option \"gro\""),
+            ("host:admit=bob", "admit=\"bob\" is not the numbers of users"),
+            ("host:admit=1,admit=2", "twice"),
+            ("host:owner=1+2", "owner=\"1+2\" is not the number of a user"),
+            ("host:owner=4294967295", "is not the number of a user"),
+            ("udp:admit=1000", "the port udp has no option \"admit\""),
         ] {
             let error = text.parse::<PortSpec>().unwrap_err().to_string();
             assert!(error.contains(part), "{text:?} gave {error:?}");
@@ -437,5 +514,31 @@ mod tests {
             let error = with("host", list).unwrap_err().to_string();
             assert!(error.contains(part) && error.contains(list), "{error}");
         }
+    }
+
+    #[test]
+    fn users_are_those_of_the_specification_or_of_the_variables() {
+        let with = |spec: &str, admit, owner| {
+            spec.parse::<PortSpec>().unwrap().or_users(admit, owner).map(|spec| spec.to_string())
+        };
+        assert_eq!(with("host", None, None).unwrap(), "host");
+        assert_eq!(with("host:gso=on", Some("7,0"), Some("9")).unwrap(), "host:gso=on,admit=7+0,owner=9");
+        assert_eq!(with("host", Some(""), Some("")).unwrap(), "host");
+        assert_eq!(with("host:admit=1,owner=2", Some("7"), Some("9")).unwrap(), "host:admit=1,owner=2");
+        for other in ["udp", "memif"] {
+            assert_eq!(with(other, Some("7"), Some("9")).unwrap(), other);
+        }
+        let wrong = [(Some("7,4294967295"), None, "ROCE_ADMIT"), (None, Some("7,8"), "ROCE_HOST_USER")];
+        for (admit, owner, part) in wrong {
+            let error = with("host", admit, owner).unwrap_err();
+            assert!(error.starts_with(part), "{error}");
+        }
+        let spec: PortSpec = "host:10.0.0.1,admit=7+8,owner=9".parse().unwrap();
+        assert_eq!((spec.admits(), spec.owner()), (vec![7, 8], Some(9)));
+        let without = spec.without_users();
+        assert_eq!(
+            (without.admits(), without.owner(), &*without.to_string()),
+            (vec![], None, "host:10.0.0.1")
+        );
     }
 }

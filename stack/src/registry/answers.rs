@@ -2,14 +2,16 @@
 //!
 //! Turns a listening socket that is readable, and connections that are, into answers. Nothing waits, so any thread can do it
 //! between other things. Strangers cost a bounded amount: connections that have said nothing are a few at a time, each for a
-//! while, and the oldest one gives way to the next. Only processes of our own user are heard; whatever they say, they get an
-//! answer or the end of their connection.
+//! while, and the oldest one gives way to the next. Only processes of our own user and of those that are admitted are heard; whatever
+//! they say, they get an answer or the end of their connection.
 
+use super::admission::Admitted;
 use super::call::{Call, Receiver};
 use super::memory::Memory;
 use super::message::{REQUEST, Reply, Request, Runs};
 use super::run::Run;
 use super::socket::{Connection, Lies, Listener};
+use super::sys::Peer;
 use super::table::VERSION;
 use crate::config::RUNS_PER_PROCESS;
 use core::time::Duration;
@@ -42,7 +44,7 @@ pub enum Round {
 pub struct Answers {
     memory: Memory,
     birth: u128,
-    uid: u32,
+    admitted: Admitted,
     takers: Takers,
     /// Those of the member.
     runs: Runs,
@@ -72,7 +74,7 @@ pub struct Counts {
     pub asked: u64,
     /// Processes with another version of the layout.
     pub unlike: u64,
-    /// Processes of other users.
+    /// Processes of users who are not admitted.
     pub foreign: u64,
     /// Processes that said something else, or nothing in time, or wanted what nobody gives.
     pub refused: u64,
@@ -102,10 +104,10 @@ enum Heard {
 
 impl Answers {
     /// A member's, who has this memory of this birth.
-    pub fn new(memory: Memory, birth: u128, uid: u32, takers: Takers) -> Self {
+    pub fn new(memory: Memory, birth: u128, admitted: Admitted, takers: Takers) -> Self {
         let (open, closing) = (VecDeque::new(), Vec::new());
         let runs = [None; RUNS_PER_PROCESS];
-        Self { memory, birth, uid, takers, runs, open, closing, counts: Counts::default() }
+        Self { memory, birth, admitted, takers, runs, open, closing, counts: Counts::default() }
     }
 
     /// The member has these runs now.
@@ -157,7 +159,7 @@ impl Answers {
     }
 
     fn admit(&mut self, now: Instant, at: Run, connection: Connection) {
-        if connection.peer().map(|peer| peer.uid).ok() != Some(self.uid) {
+        if !connection.peer().is_ok_and(|peer| self.admitted.admits(peer.uid)) {
             self.counts.foreign += 1;
             return self.end(connection);
         }
@@ -199,8 +201,9 @@ impl Answers {
         to: fn(&Takers) -> &Receiver,
         count: fn(&mut Counts) -> &mut u64,
     ) {
-        let pid = connection.peer().map_or(0, |peer| peer.pid);
-        match to(&self.takers).hand_over(Call { connection, pid }) {
+        // It was asked before, so this does not fail.
+        let Ok(Peer { uid, pid }) = connection.peer() else { return self.end(connection) };
+        match to(&self.takers).hand_over(Call { connection, pid, uid }) {
             None => *count(&mut self.counts) += 1,
             Some(call) => {
                 self.counts.refused += 1;

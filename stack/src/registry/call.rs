@@ -10,13 +10,15 @@ use crate::sync::lock::lock;
 use core::fmt;
 use std::sync::{Arc, Mutex};
 
-/// A connection to another process of this user.
+/// A connection to another process of the host.
 #[derive(Debug)]
 pub struct Call {
     /// The connection.
     pub connection: Connection,
     /// The peer process, as the kernel reports it; 0 if it is not visible from this PID namespace.
     pub pid: u32,
+    /// The user of that process, as the kernel says.
+    pub uid: u32,
 }
 
 /// Receives the calls of other processes.

@@ -36,6 +36,26 @@ pub enum RegistryError {
         /// Those that were asked; empty: they accept no connection.
         pids: Vec<u32>,
     },
+    /// This process is a guest, and no process is there that could let it join.
+    #[error(
+        "no process of user {owner} has the port host open in this network namespace, and this process is to be part of that user's host \
+         (ROCE_HOST_USER): have that user start a program first"
+    )]
+    Absent {
+        /// The owner of the host.
+        owner: u32,
+    },
+    /// This process is a guest, and is not let in.
+    #[error(
+        "the processes of user {owner} do not admit this user ({}): that user has to name it in ROCE_ADMIT, for all of them",
+        processes(pids)
+    )]
+    NotAdmitted {
+        /// The owner of the host.
+        owner: u32,
+        /// Those that were asked.
+        pids: Vec<u32>,
+    },
     /// A process that makes the registry does not get on with it.
     #[error(
         "{} began to make the registry of this user, and does not get on: continue it if it is stopped, or end it (ss -xlp shows it)",
@@ -83,8 +103,11 @@ pub enum RegistryError {
         "this process has {0} runs of queue pair numbers, the most that one may have: spread the work over more processes"
     )]
     TooMany(usize),
-    /// The user cannot be told from others.
-    #[error("user {0} also stands for users that this user namespace does not know: run as another user")]
+    /// A user cannot be told from others.
+    #[error(
+        "user {0} also stands for users that this user namespace does not know: run as another user, and admit (ROCE_ADMIT) or \
+         visit (ROCE_HOST_USER) others"
+    )]
     Unnamed(u32),
     /// The process is a fork of the one that joined.
     #[error("this process is a fork of the one that joined the registry: join again")]
@@ -133,6 +156,10 @@ mod tests {
         assert!(["process 77", "version 9", &ours, "one release"].iter().all(|part| unlike.contains(part)));
         let silent = RegistryError::NoAnswer { pids: vec![4, 5] }.to_string();
         assert!(silent.contains("asked: 4, 5") && silent.contains("continue"));
+        let absent = RegistryError::Absent { owner: 7 }.to_string();
+        assert!(absent.contains("user 7") && absent.contains("start a program first"), "{absent}");
+        let refused = RegistryError::NotAdmitted { owner: 7, pids: vec![4] }.to_string();
+        assert!(refused.contains("asked: 4") && refused.contains("ROCE_ADMIT"), "{refused}");
         let squatted = RegistryError::Squatted { uid: 1234, foreign: 500, own: 12 }.to_string();
         assert!(squatted.contains("user 1234 holds 500"));
     }

@@ -1,7 +1,7 @@
 //! The identity of a host: a user and a network namespace, on one boot of the system.
 //!
-//! It never depends on an environment variable or a directory: programs that a user starts by cron, in a unit or in another session may
-//! have others, but share the network.
+//! Never a directory, and no environment variable but for a guest, which says whose host it visits (`admission`): what a user starts by
+//! cron, in a unit or in another session has others of these, and the same network.
 
 use super::draw::mix;
 use super::sys;
@@ -22,8 +22,12 @@ pub struct Identity {
 impl Identity {
     /// The host on which this process runs.
     pub fn of_this_process() -> Self {
+        Self::of_user(rustix::process::geteuid().as_raw())
+    }
+
+    /// That of a user, as this process calls it, where this process runs.
+    pub fn of_user(uid: u32) -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-        let uid = rustix::process::geteuid().as_raw();
         Self {
             uid: outer_uid(&read("/proc/self/uid_map"), uid),
             namespace: cookie().or_else(inode).unwrap_or_default(),

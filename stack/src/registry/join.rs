@@ -1,7 +1,10 @@
 //! Joins the registry of the host, or gives birth to it.
 //!
-//! A process asks a member (a living process of the user at the name of a run) for the memory, takes a run, and is a member
-//! itself. If there is no member it makes the memory, under the right of `birth`.
+//! A process asks a member (a living process of the host at the name of a run) for the memory, takes a run, and is a member
+//! itself. If there is no member it makes the memory, under the right of `birth`; a guest (`admission`) fails then.
+//!
+//! Guests are asked only if none of the owner's processes is there: a process of the owner that does not admit them sees none of them, and
+//! may have made another registry since.
 //!
 //! All living members have the same memory. The danger is a process that got the memory of a registry whose members then ended,
 //! and takes its run after another one, which saw no member, has made a new one. So each does two things in this order, and the
@@ -57,6 +60,9 @@ pub fn join<K: Kernel>(
         let welcome = match find_member(kernel, terms, patience)? {
             Some(welcome) => welcome,
             None => {
+                if let Some(owner) = kernel.guest_of() {
+                    return Err(RegistryError::Absent { owner });
+                }
                 let Some(right) = birth::take(kernel, patience)? else { continue };
                 // One that had the right before may be a member now.
                 match find_member(kernel, terms, patience)? {
@@ -95,8 +101,20 @@ struct Asked<K: Kernel> {
 #[derive(Default)]
 struct Refused {
     unlike: Option<RegistryError>,
+    /// Those that say nothing, or nonsense.
     pids: Vec<u32>,
+    /// Those that close the connection.
+    closed: Vec<u32>,
     full: bool,
+}
+
+/// Names at which members may be, and how often they were asked.
+struct Names {
+    left: VecDeque<(Name, u32)>,
+    /// Those of guests, who are asked after all others.
+    guests: VecDeque<(Name, u32)>,
+    /// It is their turn.
+    of_guests: bool,
 }
 
 /// Looks for members and asks them, one more with each step, until one lets this process join; `None`: there is no member.
@@ -108,24 +126,29 @@ fn find_member<K: Kernel>(
     // Each begins elsewhere, so that not all ask the same one.
     let first = kernel.random()? as usize % terms.runs;
     let names = (0..terms.runs).filter_map(|n| Run::all().nth((first + n) % terms.runs)).map(Name::Run);
-    let mut left: VecDeque<(Name, u32)> = names.map(|name| (name, 0)).collect();
+    let left = names.map(|name| (name, 0)).collect();
+    let mut names = Names { left, guests: VecDeque::new(), of_guests: false };
     let mut asked: Vec<Asked<K>> = Vec::new();
     let mut refused = Refused::default();
     loop {
-        let next = if asked.len() < ASKED { next_member(kernel, &mut left, &mut refused)? } else { None };
+        let next = if asked.len() < ASKED { next_member(kernel, &mut names, &mut refused)? } else { None };
         // To ask another one for the first time needs no patience.
         let is_new = next.as_ref().is_some_and(|next| next.tries == 0);
         asked.extend(next);
         if asked.is_empty() {
-            break;
+            if names.guests.is_empty() || refused.any() {
+                break;
+            }
+            (names.left, names.of_guests) = (core::mem::take(&mut names.guests), true);
+            continue;
         }
         let Some(slice) = (if is_new { Some(STEP) } else { patience.take(STEP) }) else { break };
         let members: Vec<&K::Process> = asked.iter().map(|asked| &asked.member).collect();
         let Some((index, answer)) = kernel.answer(&members, slice)? else {
-            if asked.len() == ASKED && !left.is_empty() {
+            if asked.len() == ASKED && !names.left.is_empty() {
                 // Others get their turn, and this one another one after them.
                 let slow = asked.remove(0);
-                left.push_back((slow.name, slow.tries.max(1)));
+                names.left.push_back((slow.name, slow.tries.max(1)));
             }
             continue;
         };
@@ -137,26 +160,52 @@ fn find_member<K: Kernel>(
                 refused.unlike = Some(RegistryError::Unlike { theirs, pid });
             }
             // One that closed the connection and is still there had too many.
-            Answer::Gone if tries < TRIES => left.push_back((name, tries + 1)),
-            Answer::Gone | Answer::Nonsense => refused.pids.push(kernel.pid_of(&member)),
+            Answer::Gone if tries < TRIES => names.left.push_back((name, tries + 1)),
+            // A guest need not know another one: only the owner can let both in.
+            Answer::Gone if kernel.guest_of().is_some() && kernel.is_guest(&member) => {}
+            Answer::Gone => refused.closed.push(kernel.pid_of(&member)),
+            Answer::Nonsense => refused.pids.push(kernel.pid_of(&member)),
         }
     }
     refused.pids.extend(asked.iter().map(|asked| kernel.pid_of(&asked.member)));
-    match refused {
-        Refused { unlike: Some(unlike), .. } => Err(unlike),
-        Refused { pids, full, .. } if full || !pids.is_empty() => Err(RegistryError::NoAnswer { pids }),
-        _ => Ok(None),
+    refused.end(kernel.guest_of())
+}
+
+impl Refused {
+    fn any(&self) -> bool {
+        self.unlike.is_some() || self.full || !self.pids.is_empty() || !self.closed.is_empty()
+    }
+
+    /// Why this process could not join, a guest of this user's; or that there is no member.
+    fn end<T>(self, guest_of: Option<u32>) -> Result<Option<T>, RegistryError> {
+        let is_any = self.any();
+        let Self { unlike, mut pids, closed, full } = self;
+        match (unlike, guest_of) {
+            (Some(unlike), _) => Err(unlike),
+            // Those who do not admit it close the connection.
+            (None, Some(owner)) if pids.is_empty() && !full && !closed.is_empty() => {
+                Err(RegistryError::NotAdmitted { owner, pids: closed })
+            }
+            _ if is_any => {
+                pids.extend(closed);
+                Err(RegistryError::NoAnswer { pids })
+            }
+            _ => Ok(None),
+        }
     }
 }
 
 /// Asks the next member.
 fn next_member<K: Kernel>(
     kernel: &K,
-    left: &mut VecDeque<(Name, u32)>,
+    names: &mut Names,
     refused: &mut Refused,
 ) -> Result<Option<Asked<K>>, RegistryError> {
-    while let Some((name, tries)) = left.pop_front() {
+    while let Some((name, tries)) = names.left.pop_front() {
         match kernel.find(name)? {
+            Found::Living(member) if kernel.is_guest(&member) && !names.of_guests => {
+                names.guests.push_back((name, tries));
+            }
             Found::Living(member) => {
                 kernel.ask(&member);
                 return Ok(Some(Asked { name, member, tries }));

@@ -14,11 +14,11 @@ use core::time::Duration;
 pub enum Found<P> {
     /// No process listens there. A process that does not listen yet may hold the name.
     Nobody,
-    /// A living process of this user.
+    /// A living process of a user who is part of this host (`admission`).
     Living(P),
     /// A process that has ended, while another process has a copy of its descriptor.
     Dead,
-    /// A process of another user, by its uid.
+    /// A process of a user who is not.
     Foreign(u32),
     /// A process whose queue of connections is full: it may be any.
     Full,
@@ -48,7 +48,11 @@ pub trait Kernel {
 
     /// Whether the caller is the process for which this was made, and not a forked child.
     fn is_ours(&self) -> bool;
-    /// The PID of this process.
+    /// The owner of the host, if this process is a guest there.
+    fn guest_of(&self) -> Option<u32> {
+        None
+    }
+    /// The number of this process.
     fn pid(&self) -> u32;
     /// Nanoseconds since boot, the same for all processes.
     fn now(&self) -> u64;
@@ -78,7 +82,11 @@ pub trait Kernel {
 
     /// The PID of a process; 0 if it is not visible from this PID namespace.
     fn pid_of(&self, process: &Self::Process) -> u32;
-    /// Whether two finds found the same process, which has lived in between.
+    /// Whether a process is a guest.
+    fn is_guest(&self, _process: &Self::Process) -> bool {
+        false
+    }
+    /// Whether a process that was found now is one that was found before, and has lived ever since.
     fn is_same(&self, now: &Self::Process, before: &Self::Process) -> bool;
     /// Waits until a process has ended or has released the name at which it was found. Returns whether it has.
     fn wait_for_end(&self, of: &Self::Process, at_most: Duration) -> bool;

@@ -1,5 +1,6 @@
 //! The system as it is: names in the abstract space, memory in a memfd, the clock that goes on while the system sleeps.
 
+use super::admission::Admitted;
 use super::call::Call;
 use super::error::RegistryError;
 use super::identity::Identity;
@@ -9,7 +10,6 @@ use super::message::{REPLY, Reply, Request};
 use super::name::Name;
 use super::socket::{Came, Connected, Connection, Listener};
 use super::sys::{self, Life, Peer};
-use crate::runtime::stands_for_unknown;
 use crate::sync::eventfd::wait_readable;
 use crate::sync::process::Process;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -26,8 +26,7 @@ pub struct Linux {
     host: Identity,
     /// What all names begin with.
     space: String,
-    /// The effective user, as this process calls it.
-    uid: u32,
+    admitted: Admitted,
     made_by: Process,
     foreign: AtomicU64,
 }
@@ -41,22 +40,15 @@ pub struct Neighbour {
 }
 
 impl Linux {
-    /// The system, for this process.
-    ///
-    /// # Errors
-    /// The user of this process is not the only one of that number.
-    pub fn new(space: &str) -> Result<Self, RegistryError> {
-        let uid = rustix::process::geteuid().as_raw();
-        if stands_for_unknown(uid) {
-            return Err(RegistryError::Unnamed(uid));
-        }
-        Ok(Self {
-            host: Identity::of_this_process(),
+    /// The system, for this process, on the host that these users are part of.
+    pub fn new(space: &str, admitted: Admitted) -> Self {
+        Self {
+            host: Identity::of_user(admitted.owner()),
             space: space.into(),
-            uid,
+            admitted,
             made_by: Process::this(),
             foreign: AtomicU64::new(0),
-        })
+        }
     }
 
     /// How often a name was found that another user had taken.
@@ -69,9 +61,9 @@ impl Linux {
         self.host
     }
 
-    /// The user whose processes may join.
-    pub fn uid(&self) -> u32 {
-        self.uid
+    /// Whose processes are part of the host.
+    pub fn admitted(&self) -> &Admitted {
+        &self.admitted
     }
 
     /// Asks a process for a link; `None`: it is gone, or takes nothing now.
@@ -96,6 +88,10 @@ impl Kernel for Linux {
 
     fn is_ours(&self) -> bool {
         self.made_by.is_this()
+    }
+
+    fn guest_of(&self) -> Option<u32> {
+        self.admitted.are_guests().then_some(self.admitted.owner())
     }
 
     fn pid(&self) -> u32 {
@@ -133,7 +129,7 @@ impl Kernel for Linux {
                 Connected::Full => return Ok(Found::Full),
             };
             let peer = connection.peer()?;
-            if peer.uid != self.uid {
+            if !self.admitted.may_have(name, peer.uid) {
                 self.foreign.fetch_add(1, Ordering::Relaxed);
                 return Ok(Found::Foreign(peer.uid));
             }
@@ -148,6 +144,10 @@ impl Kernel for Linux {
 
     fn pid_of(&self, process: &Neighbour) -> u32 {
         process.peer.pid
+    }
+
+    fn is_guest(&self, process: &Neighbour) -> bool {
+        self.admitted.is_guest(process.peer.uid)
     }
 
     fn is_same(&self, now: &Neighbour, before: &Neighbour) -> bool {
@@ -192,7 +192,7 @@ impl Neighbour {
     fn ask(self, request: &[u8]) -> Option<Call> {
         let Self { connection, peer, .. } = self;
         let is_sent = connection.send(request, &[]).unwrap_or(false);
-        is_sent.then_some(Call { connection, pid: peer.pid })
+        is_sent.then_some(Call { connection, pid: peer.pid, uid: peer.uid })
     }
 
     /// Whether it has not ended, as far as the system says.

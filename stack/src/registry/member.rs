@@ -22,17 +22,28 @@ pub enum Holder {
     Nobody,
     /// This process.
     Ourselves,
-    /// A living process of this user, by its PID; 0 if it is not visible from this PID namespace.
+    /// A living process of the host; 0: it is not visible from here.
     Process(u32),
     /// A process that has ended, while another process has a copy of its descriptor.
     Dead,
-    /// A process of another user, by its uid.
+    /// A process of a user who is not admitted.
     Foreign(u32),
     /// A process whose queue of connections is full: it may be any.
     Unknown,
 }
 
-/// A process that has joined. Dropping this frees its runs, which then rest.
+/// Whose process has a run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Resident {
+    /// Nobody's that is known to live.
+    Nobody,
+    /// One of the host's owner, or one that may be.
+    Owner,
+    /// A guest's.
+    Guest,
+}
+
+/// A process that has joined. When it is dropped its runs are free, and rest.
 #[derive(Debug)]
 pub struct Member<K: Kernel> {
     kernel: K,
@@ -102,7 +113,7 @@ impl<K: Kernel> Member<K> {
         })
     }
 
-    /// The living process of this user, other than this one, that holds a run; otherwise the kind of holder.
+    /// The living process of the host that has a run, and is another one; or who has it else.
     ///
     /// # Errors
     /// As [`holder_of`](Self::holder_of).

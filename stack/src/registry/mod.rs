@@ -10,16 +10,17 @@
 //! each later one gets it from any member (`join`). And at the name one process calls another one for a link of their own (`call`),
 //! which is made elsewhere. Who wants to see all of them reads the memory and asks each for statistics, and is no member (`reader`).
 //!
-//! Processes of the same user are admitted, and never believed: one that goes mad can write to all of the memory, and answer
-//! whatever it likes. It can thereby shorten the rest of runs, keep processes from joining through itself, and have others wait for a process
-//! that has ended or, for a moment, take a new one for ended; it cannot make two processes have one run. Those of other users are not heard. They can take names before us: those are skipped, and if
-//! nothing is left the error names the user.
+//! A host is its owner's, who may admit processes of other users (`admission`): their names are among the owner's, and they are members as
+//! any other. Members are admitted, and never believed: one that goes mad can write to all of the memory, and answer whatever it likes. It can thereby shorten the rest of runs, keep processes from joining through itself, and have others wait for a process
+//! that has ended or, for a moment, take a new one for ended; it cannot make two processes have one run. Those of other users are not heard.
+//! They can take names before us: those are skipped, and if nothing is left the error names the user.
 //!
 //! What is decided is in `draw`, `lease`, `birth` and `join`, over what the system has to do ([`Kernel`]): the simulator has a
 //! system of its own. Here is the one that programs have: [`Registry`], which has a thread that answers (`serving`). `unsafe`
 //! is in `sys` and `memory`.
 
 mod addresses;
+mod admission;
 mod answers;
 mod binding;
 mod bindings;
@@ -48,6 +49,7 @@ mod sys;
 mod table;
 
 pub use addresses::Addresses;
+pub use admission::{Admitted, user};
 pub use answers::Counts;
 pub use binding::{Binding, Family};
 pub use bindings::{Beside, Claim, Clash};
@@ -57,7 +59,7 @@ pub use identity::Identity;
 pub use kernel::{Answer, Found, Kernel};
 pub use layout::{LEASE_WORDS, WORDS};
 pub use lease::Terms;
-pub use member::{Holder, Member};
+pub use member::{Holder, Member, Resident};
 pub use name::Name;
 pub use reader::{Look, Reader, Said, Seen};
 pub use requests::RequestKey;
@@ -87,6 +89,10 @@ pub struct RegistryConfig {
     pub patience: Duration,
     /// The addresses that the processes of the host are to have.
     pub addresses: Addresses,
+    /// Whose host this process is to be part of, as a guest; `None`: that of its own user.
+    pub owner: Option<u32>,
+    /// Users whose processes this one admits.
+    pub admit: Vec<u32>,
 }
 
 impl Default for RegistryConfig {
@@ -98,6 +104,8 @@ impl Default for RegistryConfig {
             rest: RUN_REST,
             patience: REGISTRY_PATIENCE,
             addresses,
+            owner: None,
+            admit: Vec::new(),
         }
     }
 }
@@ -117,7 +125,7 @@ pub struct Registry {
 pub enum Called {
     /// The request is sent: the other process speaks next.
     Open(Call),
-    /// No other process of this user that could be called has the run.
+    /// No other process of the host that could be called has the run.
     Nobody(Holder),
 }
 
@@ -132,10 +140,11 @@ impl Registry {
     pub fn join(config: &RegistryConfig) -> Result<Self, RegistryError> {
         assert!((1..=Run::COUNT).contains(&config.runs), "{} runs", config.runs);
         let terms = Terms { runs: config.runs, rest: config.rest, addresses: config.addresses };
-        let member = Member::join(Linux::new(&config.space)?, terms, config.patience)?;
+        let admitted = Admitted::new(config.owner, &config.admit)?;
+        let linux = Linux::new(&config.space, admitted.clone());
+        let member = Member::join(linux, terms, config.patience)?;
         let takers = Takers::default();
-        let uid = member.kernel().uid();
-        let answers = Answers::new(member.memory().clone(), member.birth(), uid, takers.clone());
+        let answers = Answers::new(member.memory().clone(), member.birth(), admitted, takers.clone());
         let serving = Serving::start(answers, member.held())
             .map_err(RegistryError::system("starting the thread of the registry"))?;
         if !member.is_sound() {
@@ -304,9 +313,19 @@ impl Registry {
         matches!(self.member.info(run).mark, Mark::Held(_))
     }
 
-    /// Whether a living process of this user has a run, or may have it.
+    /// Whether a living process of the host has a run, or may have it.
     pub fn lives(&self, run: Run) -> bool {
         self.member.lives(run)
+    }
+
+    /// Whose process has a run.
+    pub fn resident(&self, run: Run) -> Resident {
+        self.member.resident(run)
+    }
+
+    /// Whether this process is a guest on another user's host.
+    pub fn is_guest(&self) -> bool {
+        self.member.kernel().admitted().are_guests()
     }
 
     /// Nanoseconds since the start of the system, the same for all members.

@@ -5,6 +5,7 @@
 //! again: its request stays open, so that a process which is stopped for hours has only one connection of this reader in its queue, and not
 //! one for each look.
 
+use super::admission::Admitted;
 use super::binding::Binding;
 use super::bindings::Bindings;
 use super::call::Call;
@@ -56,7 +57,9 @@ pub enum Said {
 pub struct Seen {
     /// Its PID, as the kernel reports it; 0 if it is not visible from this PID namespace.
     pub pid: u32,
-    /// Its runs, at least one.
+    /// Its user, as the kernel says; `None`: it accepts no connection.
+    pub uid: Option<u32>,
+    /// Its runs: one at least.
     pub runs: Vec<Run>,
     /// Its answer.
     pub said: Said,
@@ -75,7 +78,7 @@ pub struct Look {
     pub seen: Vec<Seen>,
     /// Whether the memory is known. Without it neither listeners nor the keeper are known.
     pub has_memory: bool,
-    /// Number of names that another user has taken.
+    /// Names that a user has who is not known to be admitted.
     pub foreign: usize,
 }
 
@@ -112,6 +115,7 @@ struct Asked {
 struct At {
     run: Run,
     pid: u32,
+    uid: Option<u32>,
     said: Said,
     /// The first run of its process, if this run is another one.
     first: Option<Run>,
@@ -127,13 +131,10 @@ enum End {
 }
 
 impl Reader {
-    /// Makes a reader of the names that begin with `space`, of the first `runs` runs. Programs use the values of
+    /// Looks at the names that begin with `space`, of so many runs, on the host of these users: for programs those of
     /// [`RegistryConfig`](super::RegistryConfig)'s default.
-    ///
-    /// # Errors
-    /// The user's number is not unique in this process's user namespace.
-    pub fn new(space: &str, runs: usize) -> Result<Self, RegistryError> {
-        Ok(Self { kernel: Linux::new(space)?, runs, memory: None, open: Vec::new() })
+    pub fn new(space: &str, runs: usize, admitted: Admitted) -> Self {
+        Self { kernel: Linux::new(space, admitted), runs, memory: None, open: Vec::new() }
     }
 
     /// Makes a look. Waits up to `patience` for processes that were not asked before.
@@ -154,7 +155,7 @@ impl Reader {
             let mut fds: Vec<PollFd<'_>> = connections.map(|one| PollFd::new(one, PollFlags::IN)).collect();
             wait_readable(&mut fds, left);
         }
-        let silent = |asked: &Asked| At::new(asked.at, asked.call.pid, Said::Nothing);
+        let silent = |asked: &Asked| At::new(asked.at, asked.who(), Said::Nothing);
         here.extend(asked.iter().map(silent));
         asked.iter_mut().for_each(|asked| asked.is_old = true);
         self.open = asked;
@@ -184,7 +185,7 @@ impl Reader {
                     is_known |= gave.is_some_and(|known| self.kernel.is_same(&process, &known.member));
                     asked.extend(self.ask(run, process, 1));
                 }
-                Found::Full => here.push(At::new(run, 0, Said::Full)),
+                Found::Full => here.push(At::new(run, (0, None), Said::Full)),
                 Found::Foreign(_) => look.foreign += 1,
                 Found::Nobody | Found::Dead => {}
             }
@@ -207,18 +208,18 @@ impl Reader {
                 asked.push(one);
                 continue;
             };
-            let (run, pid) = (one.at, one.call.pid);
+            let (run, who) = (one.at, one.who());
             match end {
-                End::Said(said) => here.push(At::new(run, pid, said)),
+                End::Said(said) => here.push(At::new(run, who, said)),
                 End::Beside(first) => {
-                    here.push(At { first: Some(first), ..At::new(run, pid, Said::Nonsense) })
+                    here.push(At { first: Some(first), ..At::new(run, who, Said::Nonsense) })
                 }
                 // The process has ended, or had too many requests: if it lives, it is asked again.
                 End::Gone => match self.kernel.find(Name::Run(run))? {
                     Found::Living(process) if one.tries < TRIES => {
                         asked.extend(self.ask(run, process, one.tries + 1))
                     }
-                    Found::Living(_) | Found::Full => here.push(At::new(run, pid, Said::Nothing)),
+                    Found::Living(_) | Found::Full => here.push(At::new(run, who, Said::Nothing)),
                     Found::Nobody | Found::Dead | Found::Foreign(_) => {}
                 },
             }
@@ -244,13 +245,19 @@ impl Reader {
 }
 
 impl At {
-    fn new(run: Run, pid: u32, said: Said) -> Self {
-        Self { run, pid, said, first: None }
+    /// At a run, of a process with its user.
+    fn new(run: Run, (pid, uid): (u32, Option<u32>), said: Said) -> Self {
+        Self { run, pid, uid, said, first: None }
     }
 }
 
 impl Asked {
-    /// Receives what has arrived; `None` if more may follow.
+    /// The process, and its user.
+    fn who(&self) -> (u32, Option<u32>) {
+        (self.call.pid, Some(self.call.uid))
+    }
+
+    /// Takes what has come; `None`: it may say more.
     fn hear(&mut self) -> Option<End> {
         let mut bytes = [0; PIECE];
         loop {
@@ -318,7 +325,7 @@ fn together(here: Vec<At>) -> Vec<Seen> {
 impl Seen {
     fn new(at: At) -> Self {
         let (runs, listens) = (vec![at.run], Vec::new());
-        Self { pid: at.pid, runs, said: at.said, age: None, listens, is_keeper: false }
+        Self { pid: at.pid, uid: at.uid, runs, said: at.said, age: None, listens, is_keeper: false }
     }
 }
 
@@ -343,7 +350,7 @@ mod tests {
     use super::*;
 
     fn at(run: usize, pid: u32, said: Said, first: Option<usize>) -> At {
-        At { run: Run::at(run).unwrap(), pid, said, first: first.and_then(Run::at) }
+        At { run: Run::at(run).unwrap(), pid, uid: Some(1000), said, first: first.and_then(Run::at) }
     }
 
     fn rows(here: Vec<At>) -> Vec<(u32, Vec<usize>)> {

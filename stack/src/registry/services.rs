@@ -14,7 +14,7 @@ use super::binding::Binding;
 use super::bindings::{Beside, Bindings, Claim, Clash};
 use super::error::RegistryError;
 use super::kernel::Kernel;
-use super::member::{Holder, Member};
+use super::member::{Holder, Member, Resident};
 use super::requests::{RequestKey, Requests};
 use super::run::Run;
 
@@ -120,9 +120,20 @@ impl<K: Kernel> Member<K> {
         self.table().cm(run).is_some_and(|at| now.abs_diff(at) < PATIENCE.as_nanos() as u64)
     }
 
-    /// Whether a living process of this user holds a run, or may hold it.
+    /// Whether a living process of the host has a run, or may have it.
     pub fn lives(&self, run: Run) -> bool {
-        !matches!(self.holder_of(run), Ok(Holder::Nobody | Holder::Dead | Holder::Foreign(_)))
+        self.resident(run) != Resident::Nobody
+    }
+
+    /// Whose process has a run.
+    pub fn resident(&self, run: Run) -> Resident {
+        match self.find(run) {
+            Ok(Ok(process)) if self.kernel().is_guest(&process) => Resident::Guest,
+            // A guest need not know the others.
+            Ok(Err(Holder::Foreign(_))) if self.kernel().guest_of().is_some() => Resident::Guest,
+            Ok(Err(Holder::Nobody | Holder::Dead | Holder::Foreign(_))) => Resident::Nobody,
+            Ok(Ok(_) | Err(_)) | Err(_) => Resident::Owner,
+        }
     }
 
     /// Fails in a forked child.

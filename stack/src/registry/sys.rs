@@ -1,12 +1,14 @@
 #![allow(unsafe_code)]
-//! System calls that rustix lacks: the peer of a socket, the cookie of a network namespace, a clock.
+//! Calls that rustix does not have: who is at the other end of a socket, the cookie of a network namespace, a clock, the number of a user.
 //!
 //! Each call takes numbers, and memory that this file owns until the call returns.
 
 use core::mem::MaybeUninit;
+use core::ptr;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags};
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
@@ -110,7 +112,31 @@ pub fn namespace_cookie(socket: impl AsFd) -> io::Result<u64> {
     option(socket, libc::SO_NETNS_COOKIE)
 }
 
-/// Nanoseconds since boot, including time in which the system was suspended.
+/// The number of the user with a name, by whatever tells the system of users; `None`: there is none.
+///
+/// # Errors
+/// Those of getpwnam(3).
+pub fn user_number(name: &str) -> io::Result<Option<u32>> {
+    let Ok(name) = CString::new(name) else { return Ok(None) };
+    let mut entry = MaybeUninit::<libc::passwd>::uninit();
+    let mut texts = vec![0; USER_TEXTS];
+    let mut found = ptr::null_mut();
+    let (at, len) = (texts.as_mut_ptr(), texts.len());
+    // SAFETY: the name ends with a NUL; there is room for an entry, and for so many bytes of its texts, until the call returns.
+    let failed = unsafe { libc::getpwnam_r(name.as_ptr(), entry.as_mut_ptr(), at, len, &raw mut found) };
+    match failed {
+        // SAFETY: `found` points to the entry, which the call has filled; nobody else has it. Its texts are not looked at.
+        0 if !found.is_null() => Ok(Some(unsafe { (*found).pw_uid })),
+        // So some say that they know no such user.
+        0 | libc::ENOENT | libc::ESRCH => Ok(None),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+/// Bytes of all texts of a user.
+const USER_TEXTS: usize = 64 << 10;
+
+/// Nanoseconds since the start of the system, those included in which it slept.
 pub fn since_boot() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `now` is a local variable. Every Linux that this runs on has the clock.

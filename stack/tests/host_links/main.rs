@@ -7,6 +7,7 @@ mod process;
 
 mod by_hand;
 mod death;
+mod guests;
 mod hostile;
 mod meeting;
 mod member;

@@ -15,6 +15,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const CHILD: &str = "ROCE_LINKS_TEST_CHILD";
+/// The user that the other process becomes, and whose host it is part of.
+const USER: &str = "ROCE_LINKS_TEST_USER";
+const OWNER: &str = "ROCE_LINKS_TEST_OWNER";
 
 /// A configuration for one test, with names of its own.
 pub fn config() -> RegistryConfig {
@@ -191,7 +194,16 @@ fn read(bytes: &[u8]) -> (u32, u32) {
 pub fn child() {
     let Ok(job) = std::env::var(CHILD) else { return };
     let words: Vec<&str> = job.split('|').collect();
-    let config = RegistryConfig { space: words[0].into(), patience: PATIENCE, ..RegistryConfig::default() };
+    let number = |name| std::env::var(name).ok().map(|number| number.parse().unwrap());
+    if let Some(user) = number(USER) {
+        process::become_user(user);
+    }
+    let config = RegistryConfig {
+        space: words[0].into(),
+        patience: PATIENCE,
+        owner: number(OWNER),
+        ..RegistryConfig::default()
+    };
     let mut member = Member::new(&config, words[1].parse().unwrap());
     println!("\nchild has run {}", member.run());
     for line in std::io::stdin().lines().map(Result::unwrap) {
@@ -346,10 +358,22 @@ impl Other {
         all.pop().unwrap()
     }
 
-    /// Starts `count` members at once.
+    /// One of another user, a guest on the host of this one; as root only.
+    pub fn guest(config: &RegistryConfig, queues: usize, user: u32) -> Self {
+        let owner = rustix::process::geteuid().as_raw();
+        let env = [(USER, user.to_string()), (OWNER, owner.to_string())];
+        Self::start_with(config, queues, 1, &env).pop().unwrap()
+    }
+
+    /// So many, started at once.
     pub fn start(config: &RegistryConfig, queues: usize, count: usize) -> Vec<Self> {
+        Self::start_with(config, queues, count, &[])
+    }
+
+    fn start_with(config: &RegistryConfig, queues: usize, count: usize, env: &[(&str, String)]) -> Vec<Self> {
         let start = || {
             let mut child = Command::new(std::env::current_exe().unwrap())
+                .envs(env.iter().map(|(name, value)| (name, value)))
                 .args(["child", "--exact", "--nocapture"])
                 .env(CHILD, format!("{}|{queues}", config.space))
                 .stdin(Stdio::piped())

@@ -6,7 +6,9 @@ use crate::process::{PATIENCE, become_user};
 use crate::services::bind;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use rustix::process::Signal;
-use stack::registry::{Call, Look, Reader, Registry, RegistryConfig, Run, Said, Seen, TakeCalls, VERSION};
+use stack::registry::{
+    Admitted, Call, Look, Reader, Registry, RegistryConfig, Run, Said, Seen, TakeCalls, VERSION,
+};
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,8 +25,8 @@ impl TakeCalls for Tells {
     }
 }
 
-fn reader(config: &RegistryConfig) -> Reader {
-    Reader::new(&config.space, config.runs).unwrap()
+pub fn reader(config: &RegistryConfig) -> Reader {
+    Reader::new(&config.space, config.runs, Admitted::new(config.owner, &config.admit).unwrap())
 }
 
 /// Looks, and waits for who does not answer as long as a test may take.

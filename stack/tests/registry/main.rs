@@ -7,6 +7,7 @@ mod process;
 mod by_hand;
 mod calls;
 mod ends;
+mod guests;
 mod joining;
 mod looking;
 mod member;

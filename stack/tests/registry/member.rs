@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const CHILD: &str = "ROCE_REGISTRY_TEST_CHILD";
+/// The user that the other process becomes.
+const USER: &str = "ROCE_REGISTRY_TEST_USER";
 
 /// A configuration of its own for a test: nobody else's names.
 pub fn config() -> RegistryConfig {
@@ -23,6 +25,9 @@ pub fn config() -> RegistryConfig {
 /// The other process: does what it is told, line by line, until its stdin ends.
 pub fn child() {
     let Ok(job) = std::env::var(CHILD) else { return };
+    if let Ok(user) = std::env::var(USER) {
+        process::become_user(user.parse().unwrap());
+    }
     let words: Vec<&str> = job.split('|').collect();
     let millis = |word: &str| Duration::from_millis(word.parse().unwrap());
     let config = RegistryConfig {
@@ -30,6 +35,8 @@ pub fn child() {
         runs: words[1].parse().unwrap(),
         rest: millis(words[2]),
         patience: millis(words[3]),
+        owner: words[4].parse().ok(),
+        admit: words[5].split(',').filter_map(|user| user.parse().ok()).collect(),
         ..RegistryConfig::default()
     };
     let mut registry: Option<Registry> = None;
@@ -128,9 +135,22 @@ pub struct Starter {
 
 impl Starter {
     pub fn new(config: &RegistryConfig) -> Self {
-        let RegistryConfig { space, runs, rest, patience, .. } = config;
-        let job = format!("{space}|{runs}|{}|{}", rest.as_millis(), patience.as_millis());
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        Self::with(config, |command| command)
+    }
+
+    /// One of another user, which we may make as root.
+    pub fn of_user(config: &RegistryConfig, user: u32) -> Self {
+        Self::with(config, |command| command.env(USER, user.to_string()))
+    }
+
+    fn with(config: &RegistryConfig, more: impl FnOnce(&mut Command) -> &mut Command) -> Self {
+        let RegistryConfig { space, runs, rest, patience, owner, admit, .. } = config;
+        let owner = owner.map_or_else(String::new, |owner| owner.to_string());
+        let admit: Vec<String> = admit.iter().map(u32::to_string).collect();
+        let (rest, patience, admit) = (rest.as_millis(), patience.as_millis(), admit.join(","));
+        let job = format!("{space}|{runs}|{rest}|{patience}|{owner}|{admit}");
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        let mut child = more(&mut command)
             .args(["child", "--exact", "--nocapture"])
             .env(CHILD, job)
             .stdin(Stdio::piped())

@@ -4,17 +4,17 @@ use crate::by_hand::{connect, join_request, listen, name};
 use crate::member::{Starter, config, hex, run, wait_for};
 use crate::process::become_user;
 use rustix::process::Signal;
-use stack::registry::{Holder, Registry, RegistryConfig, RegistryError, VERSION};
+use stack::registry::{Counts, Holder, Registry, RegistryConfig, RegistryError, VERSION};
 use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 /// The user without rights.
-const NOBODY: u32 = 65534;
+pub const NOBODY: u32 = 65534;
 
 /// Has a thread of another user take names, if we may. The kernel says of a name whose thread it was.
-fn squat(config: &RegistryConfig, names: &[String]) -> Option<Vec<OwnedFd>> {
+pub fn squat(config: &RegistryConfig, names: &[String]) -> Option<Vec<OwnedFd>> {
     if !rustix::process::geteuid().is_root() {
         let _ = writeln!(std::io::stderr(), "SKIPPED a test of stack/tests/registry: it needs root");
         return None;
@@ -62,15 +62,21 @@ fn another_user_who_connects_is_not_heard() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             become_user(NOBODY);
-            let stranger = connect(&to);
-            let _ = rustix::net::send(&stranger, &join_request(VERSION), rustix::net::SendFlags::NOSIGNAL);
-            let mut bytes = [0; 64];
-            let got = rustix::io::read(&stranger, &mut bytes);
-            assert!(matches!(got, Ok(0) | Err(rustix::io::Errno::CONNRESET)), "{got:?}");
+            // To join, a link, statistics, and something unknown.
+            for kind in 1..=4u32 {
+                let stranger = connect(&to);
+                let mut request = join_request(VERSION);
+                request[8..12].copy_from_slice(&kind.to_ne_bytes());
+                let _ = rustix::net::send(&stranger, &request, rustix::net::SendFlags::NOSIGNAL);
+                let mut bytes = [0; 64];
+                let got = rustix::io::read(&stranger, &mut bytes);
+                assert!(matches!(got, Ok(0) | Err(rustix::io::Errno::CONNRESET)), "{kind}: {got:?}");
+            }
         });
     });
-    assert_eq!(registry.counts().joins, 0);
-    wait_for(|| registry.counts().foreign == 1);
+    wait_for(|| registry.counts().foreign == 4);
+    let Counts { joins, calls, asked, .. } = registry.counts();
+    assert_eq!((joins, calls, asked), (0, 0, 0));
 }
 
 #[test]

@@ -4,6 +4,8 @@
 //! |---|---|---|
 //! | `ROCE_PORT` | the port | `host`: the addresses and the network of this host, which all processes of a user share |
 //! | `ROCE_ADDRS` | with `host`, the host addresses to use, `ADDR[,ADDR..]`, the same in all processes | those of other processes, or all |
+//! | `ROCE_ADMIT` | with `host`, users whose processes may be part of this user's host, `USER[,USER..]`, the same in all processes | none |
+//! | `ROCE_HOST_USER` | with `host`, the user whose host this process is to be part of, who admits it | the process's own |
 //! | `ROCE_ADDR` | addresses, `ADDR[/PREFIX],...` | with `memif`, `unix` and `loopback` one of 10.77.0.0/24; `host` and `udp` take none |
 //! | `ROCE_GATEWAY` | next hop for packets to other networks, `ADDR[,ADDR]` | none |
 //! | `ROCE_VLAN` | VLAN ID | none |
@@ -69,6 +71,10 @@ pub(crate) fn read() -> Result<Config, String> {
     let port = match text("ROCE_ADDRS")? {
         Some(list) => port.or_addresses(&list).map_err(|why| format!("ROCE_ADDRS: {why}"))?,
         None => port,
+    };
+    let port = match has_more_rights_than_its_user() {
+        false => port.or_users(text("ROCE_ADMIT")?.as_deref(), text("ROCE_HOST_USER")?.as_deref())?,
+        true => port.without_users(),
     };
     let meets = matches!(port, PortSpec::Memif { .. } | PortSpec::Unix { .. } | PortSpec::Loopback);
     let lazy = matches!(
@@ -160,6 +166,12 @@ pub(crate) fn memory_on_demand() -> bool {
 /// Whether each process has XRC domains of its own, as if it were on its own host.
 pub(crate) fn each_process_is_a_host() -> bool {
     env::var_os("ROCE_XRCD").is_some_and(|value| value == "process")
+}
+
+/// Whether this program runs with rights that its user does not have (set-user-ID): whom it admits is not for that user to say.
+fn has_more_rights_than_its_user() -> bool {
+    // SAFETY: takes a number.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
 /// The text of a variable; `None` if it is not set.

@@ -1,5 +1,7 @@
 //! Fetches snapshots of the processes of the host, and what the system knows of processes that do not answer.
 
+use crate::cli::device::DEFAULT_PORT;
+use crate::cli::parse;
 use crate::error::{AppError, Result};
 use crate::out::note;
 use crate::stat::looking::Looking;
@@ -36,12 +38,13 @@ pub struct Silent {
 }
 
 impl Finder {
-    /// A finder for the processes of this user in this network namespace.
+    /// For the host that a program with the same variables would be part of.
     ///
     /// # Errors
-    /// When the host's processes of this user cannot be distinguished from others.
+    /// When there is no such user, or a user cannot be told from others.
     pub fn new() -> Result<Self> {
-        let reader = HostReader::new().map_err(|error| AppError::Setup(error.to_string()))?;
+        let port = parse::port(DEFAULT_PORT).map_err(AppError::Setup)?;
+        let reader = HostReader::new(&port).map_err(|error| AppError::Setup(error.to_string()))?;
         Ok(Self(Arc::new(Mutex::new(reader))))
     }
 
@@ -55,7 +58,7 @@ impl Finder {
             if look.foreign > 0 {
                 let (count, names) = (look.foreign, if look.foreign == 1 { "name" } else { "names" });
                 let held = format!(
-                    "another user holds {count} {names} of this user's processes (ss -xlp shows them)"
+                    "another user holds {count} {names} of this user's processes (ss -xlp shows them), and is not named in ROCE_ADMIT"
                 );
                 found.notes.push(held);
             }

@@ -58,7 +58,7 @@ fn holds(spec: &PortSpec) {
         }
         PortSpec::Udp { addrs, options } | PortSpec::Host { addrs, options } => {
             assert!(addrs.iter().all(|addr| !addr.is_unspecified() && !addr.is_multicast()), "{addrs:?}");
-            assert!(options.len() <= 3);
+            assert!(options.len() <= 5);
         }
         PortSpec::Dpdk { devargs } => assert!(!devargs.contains('\0'), "{devargs:?}"),
         PortSpec::Loopback => {}

@@ -148,7 +148,7 @@ mod tests {
     use super::*;
     use crate::device::config::{DeviceConfig, Drive};
     use crate::device::handle::Device;
-    use crate::registry::{Look, Reader, RegistryConfig, Said, VERSION};
+    use crate::registry::{Admitted, Look, Reader, RegistryConfig, Said, VERSION};
     use std::io::Write;
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::{SocketAddr, UnixStream};
@@ -159,6 +159,10 @@ mod tests {
         registry: Arc<Registry>,
         config: RegistryConfig,
         asked: Option<Asked>,
+    }
+
+    fn reader(config: &RegistryConfig) -> Reader {
+        Reader::new(&config.space, config.runs, Admitted::new(None, &[]).unwrap())
     }
 
     impl Served {
@@ -172,8 +176,7 @@ mod tests {
         }
 
         fn look(&self) -> Said {
-            let Look { mut seen, .. } =
-                Reader::new(&self.config.space, 4).unwrap().look(Duration::from_secs(60)).unwrap();
+            let Look { mut seen, .. } = reader(&self.config).look(Duration::from_secs(60)).unwrap();
             assert_eq!((seen.len(), &seen[0].runs), (1, &self.registry.runs()));
             seen.remove(0).said
         }

@@ -1,22 +1,23 @@
 //! The processes of a host that share its addresses: the counters of each, and what the registry records about them.
 //!
-//! The observer is none of these processes, needs no path, and blocks none of them; a process that does not answer is listed all the same.
-//! Processes of the same user are queried, but not trusted: the kernel determines which processes exist, and texts in the answers are
-//! shortened and stripped of control characters before they are passed on.
+//! Who looks is none of them, needs no path, and stops nobody; one that does not answer is shown all the same. Processes of the host are
+//! asked, and never believed: who is there is the kernel's word; the texts of those who answer are short and have no control characters
+//! when they are given on.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
 use super::data::{Snapshot, StatsError};
 use crate::cm::PortSpace;
-use crate::registry::{Binding, Reader, RegistryConfig, Said, Seen};
+use crate::port::PortSpec;
+use crate::registry::{Admitted, Binding, Reader, RegistryConfig, Said, Seen};
 
 /// Time for the answers of processes that were not queried before.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Most characters of a text.
 const TEXT_MAX: usize = 200;
 
-/// Observes the processes of this user that use the port `host` in this network namespace.
+/// Looks at the processes of a host: those that use the port `host` in this network namespace, of this user and of those it admits.
 #[derive(Debug)]
 pub struct HostReader(Reader);
 
@@ -28,7 +29,7 @@ pub struct HostLook {
     pub processes: Vec<Process>,
     /// Whether the registry's memory could be read, which names the listeners and the keeper: true while one of the processes answers.
     pub has_registry: bool,
-    /// Number of names of queue pair number runs that another user has taken.
+    /// Names of queue pair numbers that a user has who is not known to be admitted.
     pub foreign: usize,
 }
 
@@ -38,7 +39,9 @@ pub struct HostLook {
 pub struct Process {
     /// Its process id, from the kernel; 0 if the process is not visible from here.
     pub pid: u32,
-    /// The runs of queue pair numbers that it leases, by number: 32768 numbers each. At least one.
+    /// Its user, as the kernel says; `None`: it accepts no connection.
+    pub uid: Option<u32>,
+    /// The runs of queue pair numbers that it has, by number: 32768 numbers each. One at least.
     pub runs: Vec<usize>,
     /// How long it has had its first run.
     pub age: Option<Duration>,
@@ -80,13 +83,16 @@ pub struct Listener {
 }
 
 impl HostReader {
-    /// A reader for the user and the network namespace of this process.
+    /// For the host that a port of this specification would be part of, in the network namespace of this process: `host` is that of this
+    /// user.
     ///
     /// # Errors
     /// [`StatsError::Host`].
-    pub fn new() -> Result<Self, StatsError> {
+    pub fn new(port: &PortSpec) -> Result<Self, StatsError> {
         let RegistryConfig { space, runs, .. } = RegistryConfig::default();
-        Reader::new(&space, runs).map(Self).map_err(|error| StatsError::Host { reason: error.to_string() })
+        let admitted = Admitted::new(port.owner(), &port.admits());
+        let admitted = admitted.map_err(|error| StatsError::Host { reason: error.to_string() })?;
+        Ok(Self(Reader::new(&space, runs, admitted)))
     }
 
     /// Observes the processes. Takes at most a second, and that only if processes do not answer that were not queried before.
@@ -107,15 +113,15 @@ impl Process {
     /// If `runs` is empty.
     pub fn new(pid: u32, runs: Vec<usize>, says: Says) -> Self {
         assert!(!runs.is_empty(), "a process has a run");
-        Self { pid, runs, age: None, listens: Vec::new(), is_keeper: false, says }
+        Self { pid, uid: None, runs, age: None, listens: Vec::new(), is_keeper: false, says }
     }
 
     fn of(seen: Seen) -> Self {
-        let Seen { pid, runs, said, age, listens, is_keeper } = seen;
+        let Seen { pid, uid, runs, said, age, listens, is_keeper } = seen;
         let mut listens: Vec<Listener> = listens.iter().map(Listener::of).collect();
         listens.sort();
         let runs = runs.iter().map(|run| run.index()).collect();
-        Self { pid, runs, age, listens, is_keeper, says: Says::of(said) }
+        Self { pid, uid, runs, age, listens, is_keeper, says: Says::of(said) }
     }
 }
 
@@ -179,7 +185,7 @@ mod tests {
         let listens =
             vec![binding(0x0106_1d2f, None), binding(0x0111_0007, here), binding(0xffff_0001, None)];
         let runs = vec![Run::at(3).unwrap(), Run::at(9).unwrap()];
-        Process::of(Seen { pid: 7, runs, said, age: None, listens, is_keeper: true })
+        Process::of(Seen { pid: 7, uid: Some(1000), runs, said, age: None, listens, is_keeper: true })
     }
 
     fn text(snapshot: &Snapshot) -> Process {

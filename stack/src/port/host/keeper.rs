@@ -14,7 +14,7 @@ use super::shared::{Link, Shared};
 use super::table::Table;
 use super::talk::Talk;
 use super::terms::About;
-use crate::port::share::{self, Party};
+use crate::port::share;
 use crate::registry::{Holder, Life, Registry, Run};
 use crate::sync::eventfd::wait_readable;
 use crate::sync::lock::lock;
@@ -57,7 +57,8 @@ pub struct Keeper {
     pub(super) shared: Arc<Shared>,
     pub(super) inbox: Arc<Inbox>,
     pub(super) table: Table,
-    pub(super) us: Party,
+    /// This port, where processes have their shares.
+    pub(super) port: u64,
     pub(super) patience: Duration,
     /// The number of the last handshake.
     pub(super) last_meeting: u64,
@@ -78,7 +79,7 @@ impl Keeper {
     pub fn new(registry: Arc<Registry>, shared: Arc<Shared>, inbox: Arc<Inbox>, patience: Duration) -> Self {
         Self {
             table: Table::new(Arc::clone(&shared.published), patience),
-            us: Party { port: share::port_number(), uid: rustix::process::geteuid().as_raw(), pid: 0 },
+            port: share::port_number(),
             registry,
             shared,
             inbox,

@@ -28,7 +28,7 @@ impl Keeper {
     /// The connection of a call, and the number of a new handshake.
     fn talk(&mut self, call: Call) -> (u64, Talk) {
         self.last_meeting += 1;
-        let party = Party { pid: call.pid, ..self.us };
+        let party = Party { port: self.port, uid: call.uid, pid: call.pid };
         (self.last_meeting, Talk::new(call, party))
     }
 

@@ -55,7 +55,8 @@ pub(in crate::port) fn open(
     if let Some(addr) = addrs.iter().find(|addr| udp::is_link_local(**addr)) {
         return Err(fail(format!("{addr} is an address of one link alone: name others, or none")));
     }
-    let config = RegistryConfig { addresses, ..RegistryConfig::default() };
+    let (owner, admit) = (spec.owner(), spec.admits());
+    let config = RegistryConfig { addresses, owner, admit, ..RegistryConfig::default() };
     let registry = Registry::join(&config).map_err(|error| fail(error.to_string()))?;
     let registry = Arc::new(registry);
     let config = LinksConfig::of(&PortInfo::of(spec, options), options.frames);
