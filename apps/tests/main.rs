@@ -6,6 +6,7 @@ mod capture;
 mod cli;
 mod common;
 mod end_to_end;
+mod guests;
 mod host;
 mod host_cm;
 mod json_rows;

@@ -311,7 +311,7 @@ fn addresses(kind: &str, rest: &str) -> Result<(Vec<IpAddr>, Options), String> {
             ADMIT if kind == "host" && numbers(value).is_none() => {
                 return Err(format!("admit={value:?} is not the numbers of users, with + between them"));
             }
-            OWNER if kind == "host" && !numbers(value).is_some_and(|users| users.len() == 1) => {
+            OWNER if kind == "host" && numbers(value).is_none_or(|users| users.len() != 1) => {
                 return Err(format!("owner={value:?} is not the number of a user"));
             }
             "gso" | "buffer" | "flows" => {}

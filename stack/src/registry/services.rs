@@ -108,7 +108,8 @@ impl<K: Kernel> Member<K> {
         if let Some(keeper) = before.filter(|keeper| self.is_serving(*keeper, now)) {
             return Some(keeper);
         }
-        let own = self.first_run().ok();
+        // A guest is it only if none of the owner's processes serves, which the network reaches at once.
+        let own = self.first_run().ok().filter(|_| self.kernel().guest_of().is_none());
         let next = own.into_iter().chain(Run::all()).find(|run| self.is_serving(*run, now))?;
         if table.set_keeper(before, next) {
             table.note_change();

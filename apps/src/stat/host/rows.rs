@@ -14,6 +14,8 @@ const LISTENERS_MAX: usize = 256;
 pub struct ProcessRow {
     /// Process number; 0 if it is not visible from here.
     pub pid: u32,
+    /// User of the process if it is not the user of this program: a guest, or the owner of the host.
+    pub user: Option<u32>,
     /// Name of the program.
     pub program: String,
     /// Whether the process answers.
@@ -90,6 +92,7 @@ impl ProcessRow {
         let silent = found.silent.get(&now.pid).cloned().unwrap_or_default();
         let mut row = Self {
             pid: now.pid,
+            user: now.uid.filter(|uid| *uid != rustix::process::geteuid().as_raw()),
             program: silent.program,
             answers: false,
             answer: excuse(&now.says, silent.is_stopped).into(),
@@ -180,7 +183,7 @@ pub(super) mod tests {
         };
         let listens = vec![listener(7471, "tcp", None), listener(9, "udp", Some("::1"))];
         let mut working = Process::new(7, vec![1, 4], Says::Snapshot(Box::new(snapshot)));
-        (working.is_keeper, working.listens) = (true, listens);
+        (working.is_keeper, working.listens, working.uid) = (true, listens, Some(u32::MAX - 1));
         let stopped = Process::new(8, vec![2], Says::Nothing);
         let silent = [(8, Silent { program: "rping".into(), is_stopped: true })].into();
         Found { processes: vec![working, stopped], silent, notes: Vec::new() }
@@ -197,6 +200,7 @@ pub(super) mod tests {
         assert_eq!((rows[0].passed_on, rows[0].recent_passed_on), (Some(15), Some(12)));
         assert_eq!((rows[0].qps, rows[0].links, rows[0].keeper), (Some(4), Some(2), true));
         assert_eq!((&*rows[1].program, &*rows[1].answer), ("rping", "does not answer: it is stopped"));
+        assert_eq!([rows[0].user, rows[1].user], [Some(u32::MAX - 1), None], "only where it is another one");
         assert!(!rows[1].answers && rows[1].qps.is_none() && rows[1].rates.is_none());
         let first = compare(&Found::default(), &found(12, 5));
         assert!(first[0].rates.is_none() && first[0].resends == Some(20));

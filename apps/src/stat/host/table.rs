@@ -34,7 +34,7 @@ pub fn cells(row: &ProcessRow, since_start: bool) -> [String; 13] {
     let number = |n: Option<u64>| n.map_or(NONE.into(), |n| n.to_string());
     [
         if row.pid == 0 { NONE.into() } else { row.pid.to_string() },
-        if row.program.is_empty() { NONE.into() } else { row.program.clone() },
+        program(row),
         row.answer.clone(),
         if row.keeper { "keeper".into() } else { NONE.into() },
         listeners(&row.listeners),
@@ -47,6 +47,12 @@ pub fn cells(row: &ProcessRow, since_start: bool) -> [String; 13] {
         number(resends),
         number(passed_on),
     ]
+}
+
+/// The program, with its user where that is another one.
+fn program(row: &ProcessRow) -> String {
+    let name = if row.program.is_empty() { NONE } else { &row.program };
+    row.user.map_or_else(|| name.into(), |user| format!("{name} (user {user})"))
 }
 
 fn listeners(all: &[ListenerRow]) -> String {
@@ -76,9 +82,17 @@ mod tests {
         let text = render(&rows);
         let line = |word: &str| text.lines().find(|line| line.contains(word)).unwrap().to_owned();
         let working = line("ib_write_bw");
-        for part in
-            ["7 ", "yes", "keeper", "7471, udp [::1]:9, 7471, 7471, and 2", "2.00 k", "2.000", " 20", "15"]
-        {
+        for part in [
+            "7 ",
+            "ib_write_bw (user 4294967294)",
+            "yes",
+            "keeper",
+            "7471, udp [::1]:9, 7471, 7471, and 2",
+            "2.00 k",
+            "2.000",
+            " 20",
+            "15",
+        ] {
             assert!(working.contains(part), "{part}: {working}");
         }
         let stopped = line("rping");

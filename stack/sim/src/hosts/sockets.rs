@@ -10,7 +10,7 @@ use stack::id::Qpn;
 use stack::port::sorting::{
     Addressee, Arrived, IpFields, Outgoing, Processes, Sorted, Sorter, addressee, sort,
 };
-use stack::registry::{RequestKey, Run};
+use stack::registry::{RequestKey, Resident, Run};
 use stack::time::Instant;
 
 /// Datagrams that a socket holds.
@@ -167,7 +167,7 @@ impl Host {
                     }
                     self.put(passed);
                 }
-                Sorted::PassOn(_) | Sorted::Stray => {
+                Sorted::PassOn(_) | Sorted::Guest(_) | Sorted::Stray => {
                     self.counts.strayed += 1;
                     self.steering.is_stale = true;
                 }
@@ -272,10 +272,7 @@ impl Processes for Of<'_> {
     }
 
     fn lives(&self, run: Run) -> bool {
-        let Some(member) = self.host.member(self.pid) else { return false };
-        let may_be_held = matches!(member.info(run).mark, stack::registry::Mark::Held(_));
-        let living = &self.host.processes[self.pid].living;
-        living.has(run, self.host.system_now(), may_be_held, || member.lives(run))
+        self.resident(run) != Resident::Nobody
     }
 
     fn serves(&self) -> bool {
@@ -311,6 +308,13 @@ impl Sorter for Of<'_> {
 
     fn is_here(&self, from: IpAddr) -> bool {
         self.host.addresses.contains(&from)
+    }
+
+    fn resident(&self, run: Run) -> Resident {
+        let Some(member) = self.host.member(self.pid) else { return Resident::Nobody };
+        let may_be_held = matches!(member.info(run).mark, stack::registry::Mark::Held(_));
+        let living = &self.host.processes[self.pid].living;
+        living.has(run, self.host.system_now(), may_be_held, || member.resident(run))
     }
 
     // The caller takes note of it.

@@ -8,9 +8,11 @@ use super::ended::Ended;
 use super::id::{LINKS_MAX, LinkId};
 use super::links::{Links, LinksConfig};
 use super::look::Look;
+use super::passing::Passing;
 use super::queue::{LinkQueue, Reach};
 use crate::id::Mtu;
 use crate::port::error::PortError;
+use crate::port::for_guests::ForGuests;
 use crate::port::frame::{Frame, RxBurst, TxBurst};
 use crate::port::info::{PortInfo, PortOptions, PortStats};
 use crate::port::layer::{PortLayer, QueueLayer};
@@ -62,14 +64,17 @@ pub(in crate::port) fn open(
     let config = LinksConfig::of(&PortInfo::of(spec, options), options.frames);
     let links = Links::new(Arc::clone(&registry), &config)
         .map_err(|error| fail(format!("links between the processes of this host: {error}")))?;
-    let sockets = udp::open_shared(spec, more, options, registry, links.pool())?;
-    Ok(Box::new(HostPort { sockets: Box::new(sockets), links }))
+    let guests = Arc::new(ForGuests::new(options.queues));
+    let sharing = udp::Sharing { registry, pool: links.pool(), guests: Arc::clone(&guests) };
+    let sockets = udp::open_shared(spec, more, options, sharing)?;
+    Ok(Box::new(HostPort { sockets: Box::new(sockets), links, guests }))
 }
 
 /// The `host` port.
 struct HostPort {
     sockets: Box<dyn Port>,
     links: Links,
+    guests: Arc<ForGuests>,
 }
 
 impl PortLayer for HostPort {
@@ -79,7 +84,8 @@ impl PortLayer for HostPort {
 
     fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
         let (sockets, links) = (self.sockets.take_queue(index)?, self.links.take_queue(index)?);
-        Some(Box::new(HostQueue { sockets, links, look: Look::default(), armed: None, ended: None }))
+        let passing = Passing::new(index, Arc::clone(&self.guests));
+        Some(Box::new(HostQueue { sockets, links, passing, look: Look::default(), armed: None, ended: None }))
     }
 
     fn numbers(&self) -> Option<&dyn Numbers> {
@@ -115,6 +121,7 @@ impl Numbers for HostPort {
 struct HostQueue {
     sockets: Box<dyn PortQueue>,
     links: LinkQueue,
+    passing: Passing,
     look: Look,
     /// The epoll descriptor of the sockets, once the descriptor of the links was added to it.
     armed: Option<Arc<OwnedFd>>,
@@ -129,11 +136,18 @@ impl QueueLayer for HostQueue {
 
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
         let from_links = self.links.rx_burst(out);
+        if self.passing.waits() {
+            self.passing.pass_on(&mut self.links);
+        }
         if !self.look.now(self.links.has_any(), from_links, SystemInstant::now) {
             return from_links;
         }
         let from_sockets = self.sockets.rx_burst(out);
-        if from_sockets > 0 {
+        let has_more = self.passing.has_more();
+        if has_more {
+            self.passing.pass_on(&mut self.links);
+        }
+        if from_sockets > 0 || has_more {
             self.look.wait_for_more();
         }
         from_links + from_sockets
@@ -175,6 +189,9 @@ impl QueueLayer for HostQueue {
     fn arm(&mut self) -> Armed {
         if !self.look.is_up_to_date() {
             return Armed::Pending;
+        }
+        if self.passing.is_stuck() {
+            return Armed::Unable;
         }
         let event = match self.links.arm() {
             Armed::Event(event) => event,

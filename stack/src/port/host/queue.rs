@@ -392,7 +392,7 @@ impl LinkQueue {
         !self.shared.made_by.is_this()
     }
 
-    fn counters(&self) -> &Counters {
+    pub(super) fn counters(&self) -> &Counters {
         &self.shared.counters[self.index]
     }
 

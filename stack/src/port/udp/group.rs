@@ -15,6 +15,9 @@
 //! process, as happens after a process was killed.
 //!
 //! If the processes have named their addresses, each address has a group of sockets, with a program and indices of its own.
+//!
+//! A guest, a process of another user, has no socket in the group: the kernel lets in those of one user alone. No program names its numbers, so
+//! what is for it arrives at any process of the owner, and that passes it on by a link ([`ForGuests`]).
 
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -30,7 +33,8 @@ use super::socket::Socket;
 use super::sorting::Sorter;
 use super::steering::{self, INDEX, SERVICES};
 use super::sys;
-use crate::registry::{Registry, RegistryError, RequestKey, Run};
+use crate::port::for_guests::ForGuests;
+use crate::registry::{Registry, RegistryError, RequestKey, Resident, Run};
 use crate::sync::lock::lock;
 use rustix::net::RecvFlags;
 
@@ -106,6 +110,10 @@ pub(super) struct Group {
     registry: Arc<Registry>,
     /// The UDP port that all processes share.
     port: u16,
+    /// Whether this process is a guest, and has no socket there.
+    is_guest: bool,
+    /// What arrives here for guests.
+    pub guests: Arc<ForGuests>,
     /// The leased runs, and the queue of each. The first run came with the membership and belongs to queue 0.
     leased: Mutex<Vec<(Run, usize)>>,
     /// Whether the device has been given the first run.
@@ -127,7 +135,13 @@ pub(super) struct Group {
 
 impl Group {
     /// The groups on these addresses of the host, or on all, and this UDP port. The port has this many queues, whose sockets are bound.
-    pub fn new(registry: Arc<Registry>, addrs: &[IpAddr], port: u16, queues: usize) -> Self {
+    pub fn new(
+        registry: Arc<Registry>,
+        addrs: &[IpAddr],
+        port: u16,
+        queues: usize,
+        guests: Arc<ForGuests>,
+    ) -> Self {
         let first: Vec<(Run, usize)> = registry.runs().first().map(|run| (*run, 0)).into_iter().collect();
         let (own, bound) = ([const { AtomicU64::new(0) }; Run::COUNT / 64], registry.now());
         let reached_at = if addrs.is_empty() { vec![Ipv4Addr::LOCALHOST.into()] } else { addrs.to_vec() };
@@ -136,8 +150,10 @@ impl Group {
             own[run.index() / 64].fetch_or(1 << (run.index() % 64), Ordering::Relaxed);
         }
         Self {
+            is_guest: registry.is_guest(),
             registry,
             port,
+            guests,
             leased: Mutex::new(first),
             is_first_given: AtomicBool::new(false),
             own,
@@ -152,6 +168,9 @@ impl Group {
 
     /// Finds the indices of the sockets, which have all been bound.
     pub fn enter(&self, sockets: &[Vec<Socket>]) {
+        if self.is_guest {
+            return;
+        }
         let Some(any) = sockets.first() else { return };
         self.attach(any);
         self.probe();
@@ -249,6 +268,9 @@ impl Group {
         if self.registry.still_serves() {
             self.is_stale.store(true, Ordering::Relaxed);
         }
+        if self.is_guest {
+            return;
+        }
         if self.strayed.load(Ordering::Relaxed) == 0 && !self.is_stale.load(Ordering::Relaxed) {
             return;
         }
@@ -267,6 +289,9 @@ impl Group {
 
     /// Attaches programs with the new entries that this process has in the registry, now or in [`maintain`](Self::maintain).
     pub fn announce(&self, sockets: &[Socket]) {
+        if self.is_guest {
+            return;
+        }
         if self.may_act() {
             self.attach(sockets);
         } else {
@@ -324,6 +349,11 @@ impl Sorter for Group {
         from.is_loopback() || self.reached_at.contains(&from)
     }
 
+    fn resident(&self, run: Run) -> Resident {
+        let may_be_held = self.registry.may_be_held(run);
+        self.living.has(run, Instant::now(), may_be_held, || self.registry.resident(run))
+    }
+
     fn note_stray(&self, run: Run) {
         self.strayed.store(run.index() as u64 + 1, Ordering::Relaxed);
     }
@@ -336,7 +366,7 @@ impl Processes for Group {
     }
 
     fn lives(&self, run: Run) -> bool {
-        self.living.has(run, Instant::now(), self.registry.may_be_held(run), || self.registry.lives(run))
+        self.resident(run) != Resident::Nobody
     }
 
     fn serves(&self) -> bool {
@@ -368,8 +398,8 @@ fn probes(known: impl Iterator<Item = u32>) -> u32 {
 impl Drop for Group {
     /// Sends probes: the sockets have left the group, and others have taken their indices.
     fn drop(&mut self) {
-        // A forked child has no runs.
-        if !self.registry.runs().is_empty() {
+        // A forked child has no runs, and a guest no sockets there.
+        if !self.is_guest && !self.registry.runs().is_empty() {
             self.probe();
         }
     }

@@ -47,6 +47,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::port::counters::Counters;
 use crate::port::error::PortError;
+use crate::port::for_guests::ForGuests;
 use crate::port::frame::HeapPool;
 use crate::port::info::{PortInfo, PortOptions};
 use crate::port::spec::{PortSpec, SOURCES_MAX};
@@ -58,7 +59,7 @@ use host::Host;
 use memberships::Memberships;
 use port::UdpPort;
 use shared::Shared;
-use socket::{shared_sockets, sockets};
+use socket::{chosen_port, sending_sockets, shared_sockets, sockets};
 use sources::Sources;
 
 /// Opens a port on these addresses of the host, or on all if there are none. `more` are the options of the specification.
@@ -71,17 +72,25 @@ pub(super) fn open(
     make(spec, addrs, more, options, None)
 }
 
-/// Opens a port on the addresses that all processes of this registry share. Its frames come from `pool`, whose buffers are long enough for
-/// the MTU of the options.
+/// What a port has together with the links of its process.
+pub(super) struct Sharing {
+    /// The registry of the host.
+    pub registry: Arc<Registry>,
+    /// Where its frames come from: the buffers are long enough for the MTU of its options.
+    pub pool: HeapPool,
+    /// Where it leaves what it receives for guests.
+    pub guests: Arc<ForGuests>,
+}
+
+/// Opens a port on the addresses that all processes of a registry share.
 pub(super) fn open_shared(
     spec: &PortSpec,
     more: &[(String, String)],
     options: &PortOptions,
-    registry: Arc<Registry>,
-    pool: HeapPool,
+    sharing: Sharing,
 ) -> Result<UdpPort, PortError> {
-    let addrs: Vec<IpAddr> = registry.addresses().named().collect();
-    make(spec, &addrs, more, options, Some((registry, pool)))
+    let addrs: Vec<IpAddr> = sharing.registry.addresses().named().collect();
+    make(spec, &addrs, more, options, Some(sharing))
 }
 
 fn make(
@@ -89,7 +98,7 @@ fn make(
     addrs: &[IpAddr],
     more: &[(String, String)],
     options: &PortOptions,
-    shared: Option<(Arc<Registry>, HeapPool)>,
+    sharing: Option<Sharing>,
 ) -> Result<UdpPort, PortError> {
     let fail = |reason: String| PortError::Open { port: spec.to_string(), reason };
     let option = |name| more.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
@@ -102,9 +111,14 @@ fn make(
         Some(flows) => flows.parse().map_err(|error| fail(format!("flows={flows:?}: {error}")))?,
         None => SOURCES_MAX,
     };
-    let (registry, pool) = shared.unzip();
-    let (sockets, port) = match &registry {
-        None => (sockets(addrs, buffer, options.queues).map_err(fail)?, UDP_PORT),
+    let mut receives = true;
+    let (sockets, port, source_port) = match sharing.as_ref().map(|sharing| &sharing.registry) {
+        None => (sockets(addrs, buffer, options.queues).map_err(fail)?, UDP_PORT, UDP_PORT),
+        Some(registry) if registry.is_guest() => {
+            receives = false;
+            let (sockets, source_port) = sending_sockets(addrs, buffer).map_err(fail)?;
+            (vec![sockets], chosen_port(registry), source_port)
+        }
         Some(registry) => {
             let shared = shared_sockets(addrs, buffer, options.queues, registry).map_err(fail)?;
             if let Some(why) = shared.why {
@@ -113,10 +127,12 @@ fn make(
                     shared.port
                 );
             }
-            (shared.sockets, shared.port)
+            (shared.sockets, shared.port, shared.port)
         }
     };
-    let group = registry.map(|registry| Group::new(registry, addrs, port, options.queues));
+    let pool = sharing.as_ref().map(|sharing| sharing.pool.clone());
+    let group = sharing
+        .map(|Sharing { registry, guests, .. }| Group::new(registry, addrs, port, options.queues, guests));
     if let Some(group) = &group {
         group.enter(&sockets);
     }
@@ -138,6 +154,8 @@ fn make(
         sources: Sources::new(most, sockets[0].len(), buffer),
         port,
         sockets,
+        source_port,
+        receives,
         group,
         host,
         gso,

@@ -37,7 +37,8 @@ impl Port for UdpPort {
     fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
         self.taken.take(index)?;
         Some(Box::new(UdpQueue {
-            receiver: (index < self.shared.sockets.len()).then(|| Receiver::new(index)),
+            receiver: (self.shared.receives && index < self.shared.sockets.len())
+                .then(|| Receiver::new(index)),
             sender: Sender::new(index),
             arrivals: None,
             shared: Arc::clone(&self.shared),
@@ -111,7 +112,7 @@ impl Numbers for UdpPort {
         let Some(group) = &self.shared.group else {
             return Err(PortError::Open { port: port(), reason: "all numbers are the device's".into() });
         };
-        let leased = group.lease(queue, &self.shared.sockets[queue]);
+        let leased = group.lease(queue, self.shared.sockets.get(queue).map_or(&[], Vec::as_slice));
         leased.map_err(|error| PortError::Open { port: port(), reason: error.to_string() })
     }
 

@@ -17,7 +17,9 @@ use super::sys::{BUFFER, FRONT, RECEIVES, Received, receive};
 use super::translation::Senders;
 use crate::config::{LONG_PACKET, RX_BURST_BYTES};
 use crate::crc::{self, Sum};
+use crate::port::for_guests::AT_ONCE;
 use crate::port::frame::{Frame, RxBurst};
+use crate::registry::Run;
 use crate::wire::{icrc, locate_plain};
 use std::sync::Arc;
 
@@ -57,6 +59,8 @@ pub(super) struct Receiver {
     of_group: Option<Arc<Membership>>,
     /// How many datagrams of this burst may still be passed on.
     passes: usize,
+    /// How many datagrams of this burst were for guests.
+    handed: usize,
     senders: Senders,
 }
 
@@ -73,6 +77,7 @@ impl Receiver {
             socket: 0,
             of_group: None,
             passes: 0,
+            handed: 0,
             senders: Senders::default(),
         }
     }
@@ -102,14 +107,16 @@ impl Receiver {
     pub fn burst(&mut self, shared: &Shared, out: &mut RxBurst) -> usize {
         let (before, mut bytes, mut asked) = (out.len(), 0, false);
         self.passes = PASSES;
-        while !out.is_full() && bytes < RX_BURST_BYTES as usize {
+        self.handed = 0;
+        while !out.is_full() && bytes < RX_BURST_BYTES as usize && self.handed < AT_ONCE {
             if self.open.is_some() {
                 let Some(frame) = self.spare.take().or_else(|| shared.pool.alloc()) else { break };
                 match self.next(shared, frame) {
-                    Ok(frame) => {
+                    Ok(Some(frame)) => {
                         bytes += frame.len();
                         out.push(frame);
                     }
+                    Ok(None) => {}
                     Err(frame) => self.spare = Some(frame),
                 }
             } else if self.opened < self.count {
@@ -188,8 +195,8 @@ impl Receiver {
     }
 
     /// Puts the next datagram of the open message into `frame`. Returns the frame as an error if the datagram is too long or not for this
-    /// process.
-    fn next(&mut self, shared: &Shared, mut frame: Frame) -> Result<Frame, Frame> {
+    /// process; nothing if it is for a guest, who gets the frame.
+    fn next(&mut self, shared: &Shared, mut frame: Frame) -> Result<Option<Frame>, Frame> {
         let Some(open) = &mut self.open else { return Err(frame) };
         let (mut from, end) = (open.from, (open.from + open.segment).min(open.to));
         let (mut fields, mut port) = (open.ip, open.port);
@@ -197,10 +204,12 @@ impl Receiver {
         if end == open.to {
             self.open = None;
         }
+        let mut guest = None;
         if let Some(group) = &shared.group {
             let arrived = Arrived::new(fields, port);
-            let Some(ours) = self.sort(shared, group, arrived, from..end) else { return Err(frame) };
-            (fields, port, from) = (ours.ip, ours.port, from + ours.front);
+            let Some((taken, run)) = self.sort(shared, group, arrived, from..end) else { return Err(frame) };
+            (fields, port, from) = (taken.ip, taken.port, from + taken.front);
+            guest = run.map(|run| (run, group));
         }
         // The headers overwrite what precedes the datagram: unused bytes, or the datagram before it, which is in a frame by now.
         let start = from - headers_len(fields.dst.is_ipv6());
@@ -224,23 +233,42 @@ impl Receiver {
         if fields.dst.is_ipv4() {
             self.fit_identification(shared, &mut frame, &fields);
         }
-        Ok(frame)
+        match guest {
+            None => Ok(Some(frame)),
+            Some((run, group)) => self.hand_to_guest(shared, group, run, frame),
+        }
     }
 
-    /// Returns how the datagram at this place in the buffers arrived at the host, if it may be for a queue pair of this process. Otherwise
-    /// passes it on or drops it, or takes note of it as a probe.
+    /// Leaves a frame to the links, which pass it on to a guest.
+    #[cold]
+    fn hand_to_guest(
+        &mut self,
+        shared: &Shared,
+        group: &Group,
+        run: Run,
+        frame: Frame,
+    ) -> Result<Option<Frame>, Frame> {
+        self.handed += 1;
+        group.guests.push(self.index, run, frame).map(|()| None).inspect_err(|_| {
+            shared.counters[self.index].rx_strayed.add(1);
+        })
+    }
+
+    /// Returns how the datagram at this place in the buffers arrived at the host, if it may be for a queue pair of this process, or if it is for
+    /// the guest that has a run. Otherwise passes it on or drops it, or takes note of it as a probe.
     fn sort(
         &mut self,
         shared: &Shared,
         group: &Group,
         arrived: Arrived,
         at: Range<usize>,
-    ) -> Option<Arrived> {
+    ) -> Option<(Arrived, Option<Run>)> {
         let counters = &shared.counters[self.index];
         let (arrived, sorted) = sort(arrived, &self.buffers[at.clone()], group);
         let at = at.start + arrived.front..at.end;
         match sorted {
-            Sorted::Ours => return Some(arrived),
+            Sorted::Ours => return Some((arrived, None)),
+            Sorted::Guest(run) => return Some((arrived, Some(run))),
             Sorted::PassOn(passed) => self.pass_on(shared, &passed, at),
             Sorted::Stray => counters.rx_strayed.add(1),
             Sorted::Nothing => counters.rx_dropped.add(1),

@@ -38,8 +38,13 @@ pub(super) struct Shared {
     pub(super) counters: Vec<Counters>,
     /// The UDP port on which the port receives: 4791, or another one if that was taken.
     pub(super) port: u16,
-    /// The sockets on that UDP port, for each queue that receives: the first queue alone, or all.
+    /// The sockets on that UDP port, for each queue that receives: the first queue alone, or all. Those of a guest, for all queues, are on
+    /// another port, and receive nothing.
     pub(super) sockets: Vec<Vec<Socket>>,
+    /// The UDP port of these sockets.
+    pub(super) source_port: u16,
+    /// Whether they receive.
+    pub(super) receives: bool,
     /// The group of these sockets, if other processes have sockets on the same UDP port; dropped after `sockets`.
     pub(super) group: Option<Group>,
     /// The multicast groups that the port has joined.
@@ -145,6 +150,10 @@ impl crate::port::Host for Shared {
     fn join(&self, group: IpAddr) -> Result<(), PortError> {
         let interfaces = self.host.interfaces(group.is_ipv6());
         let refused = |reason: String| PortError::Group { group, reason };
+        if !self.receives {
+            let why = "this process is part of another user's host (ROCE_HOST_USER), and the kernel gives groups on its UDP port to that user alone";
+            return Err(refused(why.into()));
+        }
         if interfaces.is_empty() {
             return Err(refused("the port has no address of its IP version".into()));
         }
@@ -159,7 +168,7 @@ impl crate::port::Host for Shared {
         let out = Outgoing::of(packet.data())?;
         let socket = self.sockets[0].iter().find(|socket| socket.serves(out.ip.src))?;
         let table = self.host.table();
-        out.fit(&mut packet, 0, self.port);
+        out.fit(&mut packet, 0, self.source_port);
         let message = socket.message(&table, self.port_of(out.ip.dst, &table), &out, 0..1);
         let datagram = packet.data()[out.payload].to_vec();
         Some(Box::new(Ready::new(socket.shared_fd(), message, datagram)))

@@ -239,6 +239,16 @@ const BESIDE: RangeInclusive<u16> = 65_504..=65_535;
 const CHOICES: usize = 20;
 const CHOICE: Duration = Duration::from_millis(5);
 
+/// Whether the processes of a user may receive on a UDP port: whatever stands in the memory that they share.
+fn is_usable(port: &u16) -> bool {
+    *port == UDP_PORT || BESIDE.contains(port)
+}
+
+/// The UDP port on which the processes of a host receive, as they have chosen it.
+pub(super) fn chosen_port(registry: &Registry) -> u16 {
+    registry.udp_port().filter(is_usable).unwrap_or(UDP_PORT)
+}
+
 /// The sockets that the processes of a user share.
 pub(super) struct SharedSockets {
     /// For each queue, a socket on each address.
@@ -260,7 +270,7 @@ pub(super) fn shared_sockets(
     let (mut chosen, mut tries) = (registry.udp_port(), 0);
     let (first, port, why) = loop {
         tries += 1;
-        let usable = chosen.filter(|port| *port == UDP_PORT || BESIDE.contains(port));
+        let usable = chosen.filter(is_usable);
         let (first, port, why) = match usable.map(|port| (port, set_on(addrs, buffer, port, true))) {
             Some((port, Ok(first))) => (first, port, None),
             // No port is chosen, or the processes that chose it have ended and another program has taken it.
@@ -291,6 +301,28 @@ pub(super) fn shared_sockets(
     let beside =
         || why.unwrap_or_else(|| format!("UDP port {UDP_PORT} was taken when the first of them began"));
     Ok(SharedSockets { sockets, port, why: (port != UDP_PORT).then(beside) })
+}
+
+/// Where source ports are taken from. Linux by itself assigns none of them, unless it is told to (`ip_local_port_range`).
+pub(super) const SOURCE_PORTS: RangeInclusive<u16> = 61_000..=65_535;
+
+/// Opens the sockets of a guest: they send from a UDP port of their own, whose number this returns, and drop what arrives.
+pub(super) fn sending_sockets(addrs: &[IpAddr], buffer: u32) -> Result<(Vec<Socket>, u16), String> {
+    for port in SOURCE_PORTS {
+        match set_on(addrs, buffer, port, false) {
+            Ok(sockets) => {
+                let dropped = sockets.iter().try_for_each(|socket| sys::drop_all(socket.fd()));
+                return dropped.map(|()| (sockets, port)).map_err(|error| why(None, &error));
+            }
+            Err((_, error)) if error.kind() == ErrorKind::AddrInUse => {}
+            Err((addr, error)) => return Err(why(addr, &error)),
+        }
+    }
+    Err(format!(
+        "all UDP ports from {} to {} are taken (ss -lunp names who has them)",
+        SOURCE_PORTS.start(),
+        SOURCE_PORTS.end()
+    ))
 }
 
 /// Opens sockets on the first port of [`BESIDE`] that is free. Returns them with `why`, which says why 4791 cannot be had.
@@ -395,7 +427,8 @@ fn why(addr: Option<IpAddr>, error: &Error) -> String {
             let user = holder().map_or_else(String::new, |user| format!(" (of user {user})"));
             format!(
                 "UDP port {UDP_PORT}{of} is taken by another program{user}: end that one (ss -lunp names it), or give \
-                 the programs of each user addresses of their own (host:ADDR, ROCE_ADDRS), and those with udp one each (udp:ADDR)"
+                 the programs of each user addresses of their own (host:ADDR, ROCE_ADDRS), and those with udp one each (udp:ADDR), or \
+                 have that user admit this one to its host (ROCE_ADMIT there, ROCE_HOST_USER here)"
             )
         }
         ErrorKind::AddrNotAvailable => match addr.and_then(|addr| Some((addr, unusable(addr)?))) {

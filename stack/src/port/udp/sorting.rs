@@ -4,7 +4,7 @@
 use core::net::IpAddr;
 
 use crate::id::Qpn;
-use crate::registry::Run;
+use crate::registry::{Resident, Run};
 
 use super::messages;
 use super::passing::{self, HOPS};
@@ -21,6 +21,8 @@ pub trait Sorter: Processes {
     fn birth(&self) -> u128;
     /// Whether a datagram from this source address was sent by a process of this host.
     fn is_here(&self, from: IpAddr) -> bool;
+    /// Whose process has a run.
+    fn resident(&self, run: Run) -> Resident;
     /// A datagram for a run of another process arrived here: the steering does not know the socket of that process.
     fn note_stray(&self, run: Run);
 }
@@ -52,6 +54,8 @@ pub enum Sorted {
     Ours,
     /// It is passed on to another process, with this header in front.
     PassOn(Passed),
+    /// It is for the guest that has this run, which has no socket of the group: it goes on by a link.
+    Guest(Run),
     /// It is dropped: no living process has its queue pair, or it was passed on too often.
     Stray,
     /// It is dropped: it was passed on, and is no datagram.
@@ -87,6 +91,7 @@ pub fn sort(mut arrived: Arrived, datagram: &[u8], host: &impl Sorter) -> (Arriv
     }
     let sorted = match whose(number, &arrived.ip, datagram, host) {
         Whose::Ours => Sorted::Ours,
+        Whose::Other(run) if host.resident(run) == Resident::Guest => Sorted::Guest(run),
         Whose::Other(run) if arrived.hops < HOPS => Sorted::PassOn(Passed {
             birth: host.birth(),
             to: *run.numbers().start(),
@@ -119,6 +124,7 @@ fn whose_message(ip: &IpFields, datagram: &[u8], host: &impl Sorter) -> Whose {
     // The program should have chosen that process.
     if let (Addressee::Process(run), Whose::Other(to)) = (addressee, whose)
         && run == to
+        && host.resident(run) != Resident::Guest
     {
         host.note_stray(run);
     }
@@ -127,8 +133,11 @@ fn whose_message(ip: &IpFields, datagram: &[u8], host: &impl Sorter) -> Whose {
 
 #[cold]
 fn whose_stray(run: Run, host: &impl Sorter) -> Whose {
-    host.note_stray(run);
-    if host.lives(run) { Whose::Other(run) } else { Whose::Nobody }
+    let resident = host.resident(run);
+    if resident != Resident::Guest {
+        host.note_stray(run);
+    }
+    if resident == Resident::Nobody { Whose::Nobody } else { Whose::Other(run) }
 }
 
 /// Whether a datagram that claims to have been passed on was passed on by a process of this host. No other host can send from such an
@@ -148,7 +157,7 @@ mod tests {
     use crate::registry::RequestKey;
     use std::cell::Cell;
 
-    /// Run 1 is this process's, run 2 that of a living process.
+    /// Run 1 is this process's, run 2 that of a living process, run 4 that of a guest.
     #[derive(Default)]
     struct Host(Cell<Option<Run>>);
 
@@ -161,7 +170,7 @@ mod tests {
             of == run(1)
         }
         fn lives(&self, of: Run) -> bool {
-            of == run(2)
+            self.resident(of) != Resident::Nobody
         }
         fn serves(&self) -> bool {
             true
@@ -184,6 +193,13 @@ mod tests {
         }
         fn is_here(&self, from: IpAddr) -> bool {
             from == ip().dst
+        }
+        fn resident(&self, of: Run) -> Resident {
+            match of.index() {
+                2 => Resident::Owner,
+                4 => Resident::Guest,
+                _ => Resident::Nobody,
+            }
         }
         fn note_stray(&self, run: Run) {
             self.0.set(Some(run));
@@ -215,7 +231,7 @@ mod tests {
         }
         assert_eq!((sorted(&[4; 7]), sorted(&to(PROBED))), (Sorted::Ours, Sorted::Probe));
         assert_eq!((sorted(&to(first(3))), host.0.take()), (Sorted::Stray, Some(run(3))), "nobody has it");
-        assert_eq!(host.0.take(), None);
+        assert_eq!((sorted(&to(first(4))), host.0.take()), (Sorted::Guest(run(4)), None));
         let Sorted::PassOn(mut passed) = sorted(&to(first(2))) else { panic!("another process has it") };
         assert_eq!((passed.to, passed.hops, passed.ip, passed.port), (first(2), 1, ip(), 77));
         let here = Arrived::new(IpFields { src: ip().dst, ..ip() }, 5);

@@ -1,7 +1,6 @@
 //! The UDP source ports of a port. A network chooses a path by addresses and ports, and a host a receive queue, so queue pairs have source
 //! ports of their own. Each is a socket that only sends. All queue pairs receive on port 4791.
 
-use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::io::{Error, ErrorKind};
 use std::os::fd::AsFd;
@@ -9,14 +8,11 @@ use std::sync::{Arc, Mutex};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::socket::Socket;
+use super::socket::{SOURCE_PORTS, Socket};
 use crate::port::spec::SOURCES_MAX;
 use crate::port::traits::FlowKind;
 use crate::sync::lock::lock;
 use crate::wire::UDP_PORT;
-
-/// Where source ports are taken from. Linux by itself assigns none of them, unless it is told to (`ip_local_port_range`).
-const PORTS: RangeInclusive<u16> = 61_000..=65_535;
 
 /// A source port, with a socket on each address of the port.
 pub(super) struct Source {
@@ -104,7 +100,7 @@ impl Sources {
             self.most.store(count, Ordering::Relaxed); // no more tries
         }
         if !self.failed.swap(true, Ordering::Relaxed) {
-            let (first, last) = (PORTS.start(), PORTS.end());
+            let (first, last) = (SOURCE_PORTS.start(), SOURCE_PORTS.end());
             let shared = if count == 0 { UDP_PORT.to_string() } else { "them".into() };
             tracing::warn!(
                 "{count} UDP ports from {first} to {last} can be had, so connections share {shared}: {error}"
@@ -122,9 +118,9 @@ impl Sources {
 
     /// Opens another source port, the first free one after `last`.
     fn open(&self, beside: &[Socket], last: Option<u16>) -> Result<Source, Error> {
-        let first = last.map_or(*PORTS.start(), |last| last.saturating_add(1));
+        let first = last.map_or(*SOURCE_PORTS.start(), |last| last.saturating_add(1));
         let mut error = Error::from(ErrorKind::AddrInUse);
-        for port in first..=*PORTS.end() {
+        for port in first..=*SOURCE_PORTS.end() {
             match beside.iter().map(|socket| socket.source(port, self.buffer)).collect() {
                 Ok(sockets) => return Ok(Source { port, sockets }),
                 Err(other) => error = other,

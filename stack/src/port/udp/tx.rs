@@ -93,10 +93,10 @@ impl Sender {
             Sent::Frames(1)
         };
         let Some(&Outgoing { ip: IpFields { src, .. }, port, .. }) = out.first() else { return drop_first() };
-        // A packet with a source port that has no sockets leaves from the socket that receives.
+        // A packet with a source port that has no sockets leaves from the socket that receives, or the one that a guest has for it.
         let (sockets, socket_port) = match sources.iter().find(|source| source.port == port) {
             Some(source) => (&source.sockets, port),
-            None => (&shared.sockets[0], shared.port),
+            None => (&shared.sockets[0], shared.source_port),
         };
         let Some(socket) = sockets.iter().find(|socket| socket.serves(src)) else { return drop_first() };
         let mut messages = ArrayVec::<Message, TX_BURST>::new();
