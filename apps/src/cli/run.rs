@@ -24,7 +24,8 @@ Examples:
   eval \"$(roce-run --print)\"                  this shell, and all that is started from it
 
 Each option sets a variable, for those who cannot use the wrapper: ROCE_PORT, ROCE_ADDR, ROCE_MTU, ROCE_DRIVE, ROCE_STATS,
-ROCE_PCAP, ROCE_MEMORY. An option wins over a variable. More variables: ROCE_ADDRS (addresses for the port host), ROCE_GATEWAY,
+ROCE_PCAP, ROCE_MEMORY. An option wins over a variable. More variables: ROCE_ADDRS (addresses for the port host), ROCE_ADMIT
+(users who may be part of this user's host), ROCE_HOST_USER (the user whose host this is to be part of), ROCE_GATEWAY,
 ROCE_VLAN, ROCE_MAC, ROCE_SHARDS, ROCE_KEEPALIVE, ROCE_LOG (off, error, warn, info or debug: what the library says). The loader finds the library by LD_LIBRARY_PATH and
 LD_PRELOAD; --print shows them. Programs that are setuid or linked statically cannot be run this way.";
 
