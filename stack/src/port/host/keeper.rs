@@ -274,8 +274,8 @@ impl Keeper {
 
     pub(super) fn log(&mut self, pid: u32, why: &str) {
         let text = match pid {
-            0 => format!("no link with a process of this user: {why}"),
-            pid => format!("no link with process {pid} of this user: {why}"),
+            0 => format!("no link with a process of this host: {why}"),
+            pid => format!("no link with process {pid} of this host: {why}"),
         };
         if self.logged.as_ref() != Some(&text) {
             tracing::warn!("{text}");
