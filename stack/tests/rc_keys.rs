@@ -671,7 +671,7 @@ fn completions_of_invalidations_wait_for_the_turns_of_other_shards() {
         node.poll_cq(cq, 16).len()
     };
     let turning = |node: &Node| {
-        let word = &node.shared.turning[1];
+        let word = &node.shared.turn_counters[1];
         word.store(word.load(std::sync::atomic::Ordering::Relaxed) + 1, std::sync::atomic::Ordering::Release);
     };
     for by_peer in [false, true] {

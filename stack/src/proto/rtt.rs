@@ -32,7 +32,7 @@ impl Rtt {
 /// Measures the round-trip time of one packet of a shard at a time: when one is answered, the next packet of whichever queue pair can be
 /// measured.
 #[derive(Clone, Copy, Debug)]
-pub struct Stopwatch {
+pub struct RttProbe {
     /// From when on the next packet may be measured.
     free_from: Instant,
     /// Slot of the queue pair whose packet is being measured; `u32::MAX` if none is.
@@ -42,8 +42,8 @@ pub struct Stopwatch {
     left_at: Instant,
 }
 
-impl Stopwatch {
-    /// A stopwatch that measures nothing.
+impl RttProbe {
+    /// A probe that measures nothing.
     pub const NEW: Self =
         Self { free_from: Instant::ZERO, slot: u32::MAX, psn: Psn::new(0), left_at: Instant::ZERO };
 
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn one_packet_is_timed_after_the_other() {
-        let (mut watch, last) = (Stopwatch::NEW, Psn::new(0xff_ffff));
+        let (mut watch, last) = (RttProbe::NEW, Psn::new(0xff_ffff));
         let at = |us: u64| Instant::from_nanos(us * 1000);
         assert!(watch.is_free(at(0)) && !watch.times(7));
         watch.start(at(1), 7, last);

@@ -127,7 +127,7 @@ impl Agenda {
             && deadline == Instant::FAR
             && qp.wakes_at != Instant::FAR
             && !qp.checks_peer
-            && !qp.holds
+            && !qp.has_held
             && qp.source_port != SourcePort::Tried
         {
             self.disarm(qp);

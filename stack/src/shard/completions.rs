@@ -20,7 +20,7 @@ pub(super) struct Completions {
     /// Queue pairs with deferred receive completions.
     pub deferring: usize,
     /// Slots of queue pairs whose staged receive completions are being withdrawn. Empty between two uses.
-    pub waiting: Vec<u32>,
+    pub withdrawing: Vec<u32>,
     /// Unused lists for deferred receive completions.
     #[allow(clippy::vec_box, reason = "the boxes move to queue pairs and back")]
     pub spare_lists: Vec<Box<DeferredReceives>>,

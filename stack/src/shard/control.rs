@@ -75,7 +75,7 @@ impl Shard {
         };
         let to = state::modify(&context, attr, mask)?;
         if let Some(source) = new {
-            qp.take_gid(&shared, source);
+            qp.hold_gid(&shared, source);
         }
         qp.attr.take(attr, mask);
         if qp.is_datagram() {

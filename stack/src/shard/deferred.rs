@@ -35,38 +35,38 @@ impl Shard {
     #[cold]
     pub(super) fn hold_back_receives(&mut self) {
         let Self { env, qps, .. } = self;
-        let mut waiting = core::mem::take(&mut env.completions.waiting);
+        let mut withdrawing = core::mem::take(&mut env.completions.withdrawing);
         for at in 0..env.completions.finished.len() {
             let slot = env.completions.finished[at];
             if let Some(qp) = qps.get(slot).filter(|qp| qp.receives_finished && waits(&env.outbox, qp)) {
-                env.completions.give_list(qp);
-                waiting.push(slot);
+                env.completions.attach_list(qp);
+                withdrawing.push(slot);
             }
         }
-        if !waiting.is_empty() {
+        if !withdrawing.is_empty() {
             let first = (env.id * env.shared.qps_per_shard) as u32;
             env.completions.take_staged(|lane, cqe| {
                 let qp = qps.get(cqe.qp_index - first).filter(|qp| qp.epoch == cqe.epoch);
                 qp.is_some_and(|qp| qp.defer(lane, cqe))
             });
-            for slot in waiting.drain(..) {
+            for slot in withdrawing.drain(..) {
                 if let Some(qp) = qps.get(slot) {
-                    env.completions.tidy(qp);
+                    env.completions.recycle_list(qp);
                     env.note_built(qp);
                 }
             }
         }
-        env.completions.waiting = waiting;
-        self.let_receives_go(); // completions that waited for nothing but this call
+        env.completions.withdrawing = withdrawing;
+        self.release_acknowledged(); // completions that waited for nothing but this call
     }
 
     /// Stages the completions whose answers have left.
     #[cold]
-    pub(super) fn let_receives_go(&mut self) {
+    pub(super) fn release_acknowledged(&mut self) {
         let Self { env, qps, .. } = self;
-        while let Some(held) = env.outbox.next_let_go() {
+        while let Some(held) = env.outbox.next_released() {
             if let Some(qp) = qps.get(held.slot).filter(|qp| qp.epoch == held.epoch) {
-                env.release_gone(qp);
+                env.release_departed(qp);
             }
         }
     }
@@ -102,11 +102,11 @@ impl Completions {
         if !qp.receives_finished {
             return; // the queue pair has staged nothing
         }
-        self.give_list(qp);
+        self.attach_list(qp);
         self.take_staged(|lane, cqe| {
             (cqe.qp_index, cqe.epoch) == (qp.index, qp.epoch) && qp.defer(lane, cqe)
         });
-        self.tidy(qp);
+        self.recycle_list(qp);
     }
 
     /// Withdraws the receive completions for which `take` returns true, except those that have already waited.
@@ -127,7 +127,7 @@ impl Completions {
     }
 
     /// Gives the queue pair a list, unless it has one.
-    fn give_list(&mut self, qp: &mut Qp) {
+    fn attach_list(&mut self, qp: &mut Qp) {
         if qp.deferred.is_none() {
             self.deferring += 1;
             qp.deferred = Some(self.spare_lists.pop().unwrap_or_default());
@@ -135,7 +135,7 @@ impl Completions {
     }
 
     /// Takes back an empty list for the next queue pair: deferring allocates only if more queue pairs wait than ever before.
-    fn tidy(&mut self, qp: &mut Qp) {
+    fn recycle_list(&mut self, qp: &mut Qp) {
         if let Some(list) = qp.deferred.take_if(|list| list.is_empty()) {
             self.deferring -= 1;
             self.spare_lists.push(list);
@@ -167,10 +167,10 @@ impl Env {
     }
 
     /// Stages, in order, the completions whose answers have left.
-    fn release_gone(&mut self, qp: &mut Qp) {
+    fn release_departed(&mut self, qp: &mut Qp) {
         if qp.deferred.is_some() {
             self.note_built_receives(qp);
-            self.release_while(qp, |outbox, next| next.built.is_some_and(|mark| outbox.has_gone(mark)));
+            self.release_while(qp, |outbox, next| next.built.is_some_and(|mark| outbox.has_departed(mark)));
         }
     }
 
@@ -188,7 +188,7 @@ impl Env {
             taken &= self.stage(qp, next.lane, Cqe { acknowledged: true, ..next.cqe });
         }
         qp.deferred = Some(list);
-        self.completions.tidy(qp);
+        self.completions.recycle_list(qp);
         self.completions.mark_received(qp);
         if !taken {
             self.end_by_overrun(qp);
@@ -247,8 +247,8 @@ mod tests {
     fn publish(shard: &mut Shard, reader: &mut CqReader<Cqe>) -> Vec<u64> {
         let _ = shard.env.flush();
         if shard.env.outbox.any_waiting() {
-            shard.let_receives_go();
-            shard.env.outbox.settle();
+            shard.release_acknowledged();
+            shard.env.outbox.recompute_waiting();
         }
         if shard.may_hold_back() {
             shard.hold_back_receives();
@@ -263,7 +263,7 @@ mod tests {
         seen
     }
 
-    fn gone(shard: &mut Shard, frames: usize) {
+    fn set_port_takes(shard: &mut Shard, frames: usize) {
         shard.env.outbox.queue = Box::new(Limited { takes: frames, buffers: usize::MAX });
     }
 
@@ -278,7 +278,7 @@ mod tests {
             shard.qps.get(0).expect("it is there").hop = hop;
             receive(&mut shard, 0, 2, None);
             assert_eq!(publish(&mut shard, &mut reader), [0; 0], "{hop:?}");
-            gone(&mut shard, 1);
+            set_port_takes(&mut shard, 1);
             assert_eq!(publish(&mut shard, &mut reader), [1, 2], "{hop:?}");
             assert_eq!(shard.env.completions.deferring, 0);
         }
@@ -292,7 +292,7 @@ mod tests {
         assert_eq!(publish(&mut shard, &mut reader), [0; 0]);
         for turn in 1..200 {
             receive(&mut shard, 0, turn, Some(A));
-            gone(&mut shard, 1);
+            set_port_takes(&mut shard, 1);
             assert_eq!(
                 publish(&mut shard, &mut reader),
                 [turn - 1],
@@ -312,10 +312,10 @@ mod tests {
             shard.hold_back_receives(); // a grace period: nothing is published
         }
         assert_eq!(publish(&mut shard, &mut reader), [2]);
-        gone(&mut shard, 1);
+        set_port_takes(&mut shard, 1);
         let _ = shard.env.flush();
-        assert!(shard.env.outbox.next_let_go().is_some_and(|held| held.slot == 0));
-        assert!(shard.env.outbox.next_let_go().is_none());
+        assert!(shard.env.outbox.next_released().is_some_and(|held| held.slot == 0));
+        assert!(shard.env.outbox.next_released().is_none());
     }
 
     // UC acknowledges nothing: its completions wait for no answers of other queue pairs.
@@ -331,7 +331,7 @@ mod tests {
     #[test]
     fn a_list_keeps_those_whose_answers_are_built_in_front() {
         let mut list = list::DeferredReceives::default();
-        let mark = |gone| list::Mark { route: A, gone };
+        let mark = |departed| list::Mark { route: A, departed };
         (1..=4).for_each(|wr_id| {
             list.push(LaneId(wr_id), Psn::new(wr_id), Cqe { wr_id: wr_id.into(), ..Cqe::default() })
         });
@@ -340,7 +340,7 @@ mod tests {
         list.note_built(|next| next.until.get() <= 3, || panic!("they are noted"));
         list.forget(LaneId(2));
         let mut marks =
-            core::iter::from_fn(|| list.pop_if(|_| true)).map(|next| next.built.map(|mark| mark.gone));
+            core::iter::from_fn(|| list.pop_if(|_| true)).map(|next| next.built.map(|mark| mark.departed));
         assert!(marks.by_ref().eq([Some(1), Some(2), None]));
         drop(marks);
         list.push(LaneId(5), Psn::new(5), Cqe::default());

@@ -24,7 +24,7 @@ use crate::id::PdId;
 use crate::mem::Sge;
 use crate::port::{Frame, PortQueue};
 use crate::proto::recovery::RetryCause;
-use crate::proto::rtt::Stopwatch;
+use crate::proto::rtt::RttProbe;
 use crate::time::Instant;
 use crate::wire::Discard;
 
@@ -43,7 +43,7 @@ pub(super) struct Env {
     /// Packets of reliable queue pairs in flight, and their common limit.
     pub in_flight: InFlight,
     /// Measures the round-trip time of an occasional packet.
-    pub stopwatch: Stopwatch,
+    pub rtt_probe: RttProbe,
     /// When a queue pair gives up the source port that it tries, by slot.
     pub tries: HashMap<u32, Instant>,
     /// Multicast groups of the whole device, with their queue pairs.
@@ -71,7 +71,7 @@ impl Env {
             keys: Keys::new(),
             peers: Peers::default(),
             in_flight: InFlight::default(),
-            stopwatch: Stopwatch::NEW,
+            rtt_probe: RttProbe::NEW,
             tries: HashMap::new(),
             mcast: Arc::default(),
             xrc_srqs: Vec::new(),

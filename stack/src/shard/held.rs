@@ -19,7 +19,7 @@ pub(super) struct Held {
     /// Sequence number of the missing packet.
     expected: Psn,
     /// The peer was notified of the gap (NAK or retry), so it also retransmits what a later gap lacks.
-    told: bool,
+    notified: bool,
     /// When the last packet from behind the gap arrived.
     latest: Instant,
 }
@@ -27,7 +27,7 @@ pub(super) struct Held {
 impl Held {
     /// Starts with a gap that is seen now: packet `expected` is missing.
     pub fn new(now: Instant, expected: Psn) -> Self {
-        Self { frames: VecDeque::new(), gap: Gap::new(now), expected, told: false, latest: now }
+        Self { frames: VecDeque::new(), gap: Gap::new(now), expected, notified: false, latest: now }
     }
 
     /// Number of held packets.
@@ -36,8 +36,8 @@ impl Held {
     }
 
     /// Notes a packet from behind the gap, whether it is held or not.
-    pub fn pass(&mut self, now: Instant) {
-        self.gap.pass(now);
+    pub fn note_packet(&mut self, now: Instant) {
+        self.gap.note_packet(now);
         self.latest = now;
     }
 
@@ -45,23 +45,23 @@ impl Held {
     /// retransmits everything behind it, so packets that are already here are no evidence of the new gap.
     pub fn follow(&mut self, now: Instant, expected: Psn) {
         if expected != self.expected {
-            let behind = if self.told { 0 } else { self.len() };
-            (self.gap, self.expected, self.told) = (self.gap.next(now, behind), expected, false);
+            let behind = if self.notified { 0 } else { self.len() };
+            (self.gap, self.expected, self.notified) = (self.gap.next(now, behind), expected, false);
         }
     }
 
     /// Records that the peer is notified of the gap.
-    pub fn tell(&mut self) {
-        self.told = true;
+    pub fn notify(&mut self) {
+        self.notified = true;
     }
 
     /// Whether the peer was notified of the gap.
-    pub fn is_told(&self) -> bool {
-        self.told
+    pub fn is_notified(&self) -> bool {
+        self.notified
     }
 
     /// Whether another packet can be held.
-    pub fn has_place(&self) -> bool {
+    pub fn has_room(&self) -> bool {
         self.len() < HELD_PER_QP
     }
 
@@ -97,9 +97,9 @@ impl Held {
         self.frames.pop_front()
     }
 
-    /// When the peer is to be notified of the gap. With `told` set, when the held packets are dropped, unless another packet arrives.
-    pub fn due(&self, rtt: Rtt, told: bool) -> Instant {
-        if told { self.latest.after(HELD_FOR) } else { self.gap.due(rtt) }
+    /// When the peer is to be notified of the gap. With `notified` set, when the held packets are dropped, unless another packet arrives.
+    pub fn due(&self, rtt: Rtt, notified: bool) -> Instant {
+        if notified { self.latest.after(HELD_FOR) } else { self.gap.due(rtt) }
     }
 }
 
@@ -138,9 +138,9 @@ mod tests {
         let expected = Psn::new(0xff_fff0);
         let mut held = Held::new(Instant::ZERO, expected);
         for n in 1..=HELD_PER_QP {
-            assert!(held.has_place());
+            assert!(held.has_room());
             held.put(expected.add(n), frame(0));
         }
-        assert!(!held.has_place() && held.has(expected.add(HELD_PER_QP)) && !held.has(expected));
+        assert!(!held.has_room() && held.has(expected.add(HELD_PER_QP)) && !held.has(expected));
     }
 }

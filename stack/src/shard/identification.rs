@@ -22,7 +22,7 @@ const PER_SECOND: u64 = 1_000_000;
 const SEGMENTS: u16 = 64;
 /// This many consecutive packets near each other show that the counter is this connection's. Fewer may be one burst of the connection,
 /// among hundreds (Linux soft-RoCE: 128 packets).
-const SURE: u8 = 255;
+const ESTABLISHED: u8 = 255;
 /// This many packets far from the counter, without an accepted one in between, show that the host has restarted its counter.
 const MISSES: u8 = 3;
 
@@ -32,7 +32,7 @@ pub(super) enum Judgement {
     /// It fits the peer's counter: the ICRC is correct.
     Good,
     /// No counter to compare it with, not yet or no longer: the packet is let in, and counted (`IcrcWeak`).
-    Weak,
+    Unverified,
     /// It is far from the peer's counter: the ICRC counts as wrong, and the packet is dropped (`BadIcrc`).
     Bad,
 }
@@ -49,7 +49,7 @@ pub(super) struct IpIdTracker {
     seen: Instant,
     /// The identification of that packet.
     last: u16,
-    /// Number of consecutive packets near each other, up to [`SURE`].
+    /// Number of consecutive packets near each other, up to [`ESTABLISHED`].
     near: u8,
     /// Number of packets far from an established counter, since the last accepted one, up to [`MISSES`].
     far: u8,
@@ -76,17 +76,17 @@ impl IpIdTracker {
         !is_small(identification) && !self.is_within(u64::from(FAR) + grown, identification)
     }
 
-    /// Judges a packet. A packet far from the counter is dropped, but the third in a row is let in, as `Weak`: the host may have restarted
-    /// its counter, and if the queue pair accepts the packet, [`follow`](Self::follow) restarts as well.
+    /// Judges a packet. A packet far from the counter is dropped, but the third in a row is let in, as `Unverified`: the host may have
+    /// restarted its counter, and if the queue pair accepts the packet, [`follow`](Self::follow) restarts as well.
     pub fn judge(&mut self, now: Instant, identification: u16) -> Judgement {
-        if self.near < SURE {
-            return Judgement::Weak;
+        if self.near < ESTABLISHED {
+            return Judgement::Unverified;
         }
         if !self.is_far(now, identification) {
             return Judgement::Good;
         }
         self.far = (self.far + 1).min(MISSES);
-        if self.far < MISSES { Judgement::Bad } else { Judgement::Weak }
+        if self.far < MISSES { Judgement::Bad } else { Judgement::Unverified }
     }
 
     /// Notes a packet that the queue pair accepted.
@@ -94,7 +94,7 @@ impl IpIdTracker {
         let near = self.is_near(identification);
         self.far = 0;
         // A small number may belong to a message that the sender's kernel segmented, while it counts other packets.
-        if self.near == SURE && near && !self.is_within(NEAR.into(), identification) {
+        if self.near == ESTABLISHED && near && !self.is_within(NEAR.into(), identification) {
             return;
         }
         self.near = if near { self.near.saturating_add(1) } else { 0 };
@@ -102,11 +102,11 @@ impl IpIdTracker {
     }
 }
 
-const _: () = assert!(SURE == u8::MAX, "it is where counting ends");
+const _: () = assert!(ESTABLISHED == u8::MAX, "it is where counting ends");
 
 #[cfg(test)]
 mod tests {
-    use super::Judgement::{Bad, Good, Weak};
+    use super::Judgement::{Bad, Good, Unverified};
     use super::*;
 
     fn at(ms: u64) -> Instant {
@@ -123,17 +123,17 @@ mod tests {
     }
 
     /// A tracker of a host that counts for this connection alone; the counter is at 5000.
-    fn sure() -> IpIdTracker {
+    fn established() -> IpIdTracker {
         let mut tracker = IpIdTracker::new(at(0));
-        for n in 0..=u16::from(SURE) {
-            assert_eq!(accept(&mut tracker, 0, 4745 + n), Weak, "{n}");
+        for n in 0..=u16::from(ESTABLISHED) {
+            assert_eq!(accept(&mut tracker, 0, 4745 + n), Unverified, "{n}");
         }
         tracker
     }
 
     #[test]
     fn a_counter_is_followed_and_one_that_jumps_is_found_again() {
-        let mut tracker = sure();
+        let mut tracker = established();
         for (ms, id, verdict) in [
             (0, 5010, Good),
             (0, 5009, Good),
@@ -143,16 +143,16 @@ mod tests {
             (1, 5012, Good),
             (1, 40_000, Bad),
             (1, 40_001, Bad),
-            (1, 40_002, Weak),
-            (1, 40_003, Weak),
-            (1, 5012, Weak),
+            (1, 40_002, Unverified),
+            (1, 40_003, Unverified),
+            (1, 5012, Unverified),
         ] {
             assert_eq!(accept(&mut tracker, ms, id), verdict, "{ms} {id}");
         }
         for (ms, id, verdict) in
             [(2, 5000 + 512 + 2000, Good), (2, 5000 + 513 + 2000, Bad), (40, 65_000, Good)]
         {
-            assert_eq!(sure().judge(at(ms), id), verdict, "{ms} {id}");
+            assert_eq!(established().judge(at(ms), id), verdict, "{ms} {id}");
         }
     }
 
@@ -181,7 +181,7 @@ mod tests {
     // Goal: whatever arrives that the queue pair does not accept, correct packets are judged correct.
     #[test]
     fn what_is_not_accepted_moves_nothing() {
-        let mut tracker = sure();
+        let mut tracker = established();
         for id in 5001..6000 {
             for forged in (0..50).map(|i| 30_000 + i).chain([id + 40, id + 64, 3]) {
                 tracker.judge(at(1), forged);

@@ -33,7 +33,7 @@ impl Shard {
             keys,
             peers,
             in_flight: _,
-            stopwatch: _,
+            rtt_probe: _,
             mcast: _,
             xrc_srqs: _,
             relays: _, // waiting relayed messages resume with a response, or with room on the route of their leg

@@ -3,7 +3,7 @@
 //! This is user-space RCU by quiescent states (QSBR: Desnoyers and others, "User-Level Implementations of Read-Copy Update", 2012). A
 //! turn is a read-side critical section: a key that was looked up is valid until the turn ends. Between two turns a shard is in a
 //! quiescent state. So the grace period of a revoked key is over when each shard that was in a turn at the revocation has ended that
-//! turn: no shard uses the key any more. Each shard has a number in [`Shared::turning`](super::Shared) that is odd in a turn.
+//! turn: no shard uses the key any more. Each shard has a number in [`Shared::turn_counters`](super::Shared) that is odd in a turn.
 //!
 //! The completion of a work request that revokes a key waits here for the grace period, while turns go on. A control call waits for
 //! it at the claims of the shards (`device/claim.rs`).
@@ -19,14 +19,14 @@ use crate::mem::{Access, CachedKey, Sge};
 use crate::sync::asymmetric::{heavy, light};
 
 /// For each shard of a device, a number that is odd during its turns and increases when one begins and when it ends.
-type Turning = [CachePadded<AtomicU32>];
+type TurnCounters = [CachePadded<AtomicU32>];
 
 #[derive(Debug)]
 pub(super) struct Keys {
     /// The address behind the bytes that were placed last: a hint where the next bytes go.
     pub placed_to: u64,
     /// The cached check of the key of the last scatter in this turn.
-    known: CachedKey,
+    cached: CachedKey,
     /// Completions wait for a grace period: see [`Keys::poll_grace_period`].
     in_grace_period: bool,
     /// A key was revoked since the turns of the other shards were last read.
@@ -39,7 +39,7 @@ impl Keys {
     pub fn new() -> Self {
         Self {
             placed_to: 0,
-            known: CachedKey::new(Access::LOCAL_WRITE),
+            cached: CachedKey::new(Access::LOCAL_WRITE),
             in_grace_period: false,
             revoked: false,
             readers: ArrayVec::new(),
@@ -48,19 +48,19 @@ impl Keys {
 
     /// Begins a turn: shard `id` looks up and uses keys until [`Keys::end_turn`].
     #[inline]
-    pub fn begin_turn(&self, turning: &Turning, id: usize) {
-        let turn = &turning[id];
+    pub fn begin_turn(&self, turn_counters: &TurnCounters, id: usize) {
+        let turn = &turn_counters[id];
         turn.store(turn.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        if turning.len() > 1 {
+        if turn_counters.len() > 1 {
             light(); // before the first lookup: pairs with the fence in `poll_grace_period`
         }
     }
 
     /// Ends a turn: keys that were looked up in it are no longer used.
     #[inline]
-    pub fn end_turn(&mut self, turning: &Turning, id: usize) {
-        self.known.forget();
-        let turn = &turning[id];
+    pub fn end_turn(&mut self, turn_counters: &TurnCounters, id: usize) {
+        self.cached.forget();
+        let turn = &turn_counters[id];
         turn.store(turn.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
     }
 
@@ -74,7 +74,7 @@ impl Keys {
         from: &[u8],
         last: bool,
     ) -> Result<(), LocalProtection> {
-        self.placed_to = memory.scatter(&mut self.known, sges, offset, from, last)?;
+        self.placed_to = memory.scatter(&mut self.cached, sges, offset, from, last)?;
         Ok(())
     }
 
@@ -92,18 +92,18 @@ impl Keys {
     /// Whether the grace period of the revoked keys is over. The heavy half of the asymmetric fence lies between the revocation and the
     /// reads of the other shards' turns.
     #[cold]
-    pub fn poll_grace_period(&mut self, turning: &Turning, id: usize) -> bool {
+    pub fn poll_grace_period(&mut self, turn_counters: &TurnCounters, id: usize) -> bool {
         if self.revoked {
             self.revoked = false;
             self.readers.clear();
-            if turning.len() > 1 {
+            if turn_counters.len() > 1 {
                 heavy();
-                let others = turning.iter().enumerate().filter(|(shard, _)| *shard != id);
+                let others = turn_counters.iter().enumerate().filter(|(shard, _)| *shard != id);
                 let turns = others.map(|(shard, turn)| (shard, turn.load(Ordering::Acquire)));
                 self.readers.extend(turns.filter(|(_, turn)| turn % 2 != 0));
             }
         }
-        self.readers.retain(|(shard, turn)| turning[*shard].load(Ordering::Acquire) == *turn);
+        self.readers.retain(|(shard, turn)| turn_counters[*shard].load(Ordering::Acquire) == *turn);
         self.in_grace_period = !self.readers.is_empty();
         !self.in_grace_period
     }
@@ -116,30 +116,30 @@ mod tests {
     // A grace period is over when every shard that was in a turn at the revocation has ended that turn, whatever it has begun since.
     #[test]
     fn a_revocation_waits_for_the_turns_of_its_time() {
-        let turning: [CachePadded<AtomicU32>; 3] = Default::default();
+        let turn_counters: [CachePadded<AtomicU32>; 3] = Default::default();
         let (mut ours, mut other) = (Keys::new(), Keys::new());
-        other.begin_turn(&turning, 2);
-        ours.begin_turn(&turning, 0);
+        other.begin_turn(&turn_counters, 2);
+        ours.begin_turn(&turn_counters, 0);
         assert!(!ours.in_grace_period());
         ours.note_revoked();
         assert!(ours.in_grace_period());
-        assert!(!ours.poll_grace_period(&turning, 0), "shard 2 may use it");
-        other.end_turn(&turning, 2);
-        other.begin_turn(&turning, 2);
+        assert!(!ours.poll_grace_period(&turn_counters, 0), "shard 2 may use it");
+        other.end_turn(&turn_counters, 2);
+        other.begin_turn(&turn_counters, 2);
         assert!(
-            ours.poll_grace_period(&turning, 0) && !ours.in_grace_period(),
+            ours.poll_grace_period(&turn_counters, 0) && !ours.in_grace_period(),
             "its next turn finds the key gone"
         );
         ours.note_revoked();
-        assert!(!ours.poll_grace_period(&turning, 0), "another key");
+        assert!(!ours.poll_grace_period(&turn_counters, 0), "another key");
     }
 
     #[test]
     fn a_shard_alone_waits_for_nobody() {
-        let turning: [CachePadded<AtomicU32>; 1] = Default::default();
+        let turn_counters: [CachePadded<AtomicU32>; 1] = Default::default();
         let mut keys = Keys::new();
-        keys.begin_turn(&turning, 0);
+        keys.begin_turn(&turn_counters, 0);
         keys.note_revoked();
-        assert!(keys.poll_grace_period(&turning, 0));
+        assert!(keys.poll_grace_period(&turn_counters, 0));
     }
 }

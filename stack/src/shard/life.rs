@@ -146,7 +146,7 @@ impl Env {
             qp.recv_lane = LaneId::NONE; // it was the lane of the shared receive queue used last
         }
         qp.draining = false;
-        (qp.comm_est, qp.careful, qp.ip_ids) = (false, true, None);
+        (qp.comm_est, qp.slow_path, qp.ip_ids) = (false, true, None);
         qp.segments = Segments::default();
         qp.counters.set_peer(None);
         self.completions.forget_deferred(qp);

@@ -9,7 +9,7 @@ use crate::proto::wqe::SendWqe;
 impl Keys {
     /// Performs the local operation that the requester has reached.
     #[cold]
-    pub fn carry_out(&mut self, mrs: &MrTable, qp: &mut Qp, seq: u32) {
+    pub fn execute_local(&mut self, mrs: &MrTable, qp: &mut Qp, seq: u32) {
         let wqe = *SendWqe::of(qp.sq.0.slot(seq));
         let (key, access) = wqe.key_and_access();
         let (result, status) = match wqe.opcode() {

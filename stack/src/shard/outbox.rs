@@ -10,7 +10,7 @@
 mod backlogs;
 mod budget;
 
-use self::backlogs::{Backlogs, Others};
+use self::backlogs::{Backlogs, OtherRoutes};
 pub(super) use self::backlogs::{HeldBack, Leaving, Traffic};
 pub(super) use self::budget::Budget;
 use super::counters::{Counter, Counters};
@@ -41,11 +41,11 @@ pub(super) struct Outbox {
     pub queue: Box<dyn PortQueue>,
     /// The backlogs of a port's only route, or the first of several.
     first: Backlogs,
-    others: Others,
+    others: OtherRoutes,
     /// Frames for shards of this device: handed over as soon as they are built, so they wait for no route.
     inside: Backlogs,
     /// Something waits besides the frames of the first route: frames of other routes, or queue pairs and completions that wait for a route.
-    more: bool,
+    has_waiters: bool,
     /// The share of a turn in which a queue pair may build frames.
     budget: Budget,
     /// IPv4 identification of the last packet built.
@@ -69,9 +69,9 @@ impl Outbox {
             has_links: queue.routes().is_some(),
             queue,
             first: Backlogs::default(),
-            others: Others::default(),
+            others: OtherRoutes::default(),
             inside: Backlogs::default(),
-            more: false,
+            has_waiters: false,
             budget: Budget::default(),
             ip_id: 0,
             spare: None,
@@ -120,7 +120,7 @@ impl Outbox {
     /// Whether it is time to ask for [`next_ended`](Self::next_ended): every few turns, where there are several routes. Also if this shard
     /// has used none of them: what nobody asks for is kept, and the port does not let a thread sleep.
     #[inline]
-    pub fn asks_for_ended(&mut self) -> bool {
+    pub fn polls_ended_routes(&mut self) -> bool {
         if !self.has_links {
             return false;
         }
@@ -143,13 +143,13 @@ impl Outbox {
     /// Number of frames that wait for the port.
     #[inline]
     pub fn backlog(&self) -> usize {
-        self.first.waiting() + if self.more { self.backlog_of_others() } else { 0 }
+        self.first.waiting() + if self.has_waiters { self.backlog_of_others() } else { 0 }
     }
 
     /// Whether [`flush`](Self::flush) has work.
     #[inline]
     pub fn needs_flush(&self) -> bool {
-        self.first.waiting() > 0 || self.more
+        self.first.waiting() > 0 || self.has_waiters
     }
 
     #[cold]
@@ -224,8 +224,9 @@ impl Outbox {
     /// The port's queue, and the backlogs of a route.
     #[inline(always)]
     fn parts(&mut self, route: Route) -> (&mut dyn PortQueue, &mut Backlogs) {
-        let Self { queue, first, others, inside, more, .. } = self;
-        let backlogs = if route == Route::default() { first } else { other(others, inside, more, route) };
+        let Self { queue, first, others, inside, has_waiters, .. } = self;
+        let backlogs =
+            if route == Route::default() { first } else { other(others, inside, has_waiters, route) };
         (&mut **queue, backlogs)
     }
 
@@ -367,8 +368,9 @@ impl Outbox {
         n: usize,
         source: &mut S,
     ) -> (Built, Ended<S::End>) {
-        let Self { queue, first, others, inside, more, spare, ip_id, .. } = self;
-        let backlogs = if route == Route::default() { first } else { other(others, inside, more, route) };
+        let Self { queue, first, others, inside, has_waiters, spare, ip_id, .. } = self;
+        let backlogs =
+            if route == Route::default() { first } else { other(others, inside, has_waiters, route) };
         let frames = &mut backlogs.of_mut(traffic).frames;
         let base = frames.len();
         debug_assert!(n <= frames.remaining_capacity(), "the caller has asked for room");
@@ -403,9 +405,9 @@ impl Outbox {
     #[inline]
     pub fn flush(&mut self, now: Instant, counters: &Counters) -> usize {
         let mut sent = self.first.flush(&mut *self.queue, Route::default(), now, counters);
-        if self.more {
+        if self.has_waiters {
             sent += self.others.flush(&mut *self.queue, now, counters);
-            self.settle();
+            self.recompute_waiting();
         }
         sent
     }
@@ -413,20 +415,20 @@ impl Outbox {
     /// Whether queue pairs may be parked, or completions may wait for frames to leave.
     #[inline]
     pub fn any_waiting(&self) -> bool {
-        self.more
+        self.has_waiters
     }
 
     /// Recomputes the result of [`any_waiting`](Self::any_waiting).
     #[inline]
-    pub fn settle(&mut self) {
-        self.more = self.others.any_in_use() || !self.first.is_left_alone();
+    pub fn recompute_waiting(&mut self) {
+        self.has_waiters = self.others.any_in_use() || !self.first.has_no_waiters();
     }
 
     /// Parks the queue pair in this slot, which has more to send than this route has room for. [`unpark`](Self::unpark) returns it.
     #[cold]
     pub fn park(&mut self, traffic: Traffic, route: Route, slot: u32) {
         self.on(route).park(traffic, slot);
-        self.more = true;
+        self.has_waiters = true;
     }
 
     /// Returns parked queue pairs whose routes have room again: as many as there is room for frames, in the order in which they were
@@ -450,12 +452,12 @@ impl Outbox {
     #[inline]
     pub fn note_leaving(&mut self, qp: &Qp, route: Route, from: u32, seq: u32) {
         self.on(route).note_leaving(qp.slot, qp.epoch, from, seq);
-        self.more = true;
+        self.has_waiters = true;
     }
 
     /// Notes that work requests `from..seq` complete together with the requests ahead of them, whose frames wait for another route.
     #[cold]
-    pub fn leave_with_those_ahead(&mut self, slot: u32, epoch: u32, from: u32, seq: u32) {
+    pub fn complete_with_earlier(&mut self, slot: u32, epoch: u32, from: u32, seq: u32) {
         let mut all = core::iter::once(&mut self.first).chain(self.others.iter_mut());
         all.any(|backlogs| backlogs.extend_leaving(slot, epoch, from, seq));
     }
@@ -485,8 +487,8 @@ impl Outbox {
     }
 
     /// The next unreliable work requests whose frames have left; each is returned once, those of a route in order.
-    pub fn next_gone(&mut self) -> Option<Leaving> {
-        self.first.next_gone().or_else(|| self.others.iter_mut().find_map(Backlogs::next_gone))
+    pub fn next_sent(&mut self) -> Option<Leaving> {
+        self.first.next_sent().or_else(|| self.others.iter_mut().find_map(Backlogs::next_sent))
     }
 
     /// Whether the IP host may send unsolicited frames: only while half of the requests' backlog is free.
@@ -506,39 +508,39 @@ impl Outbox {
     }
 
     /// Makes receive completions of a queue pair wait until the answers that wait for the route now have left:
-    /// [`next_let_go`](Self::next_let_go) returns the queue pair then.
+    /// [`next_released`](Self::next_released) returns the queue pair then.
     #[cold]
     pub fn hold_back(&mut self, route: Route, slot: u32, epoch: u32) -> Mark {
-        let gone = self.on(route).hold_back(slot, epoch);
-        self.more = true;
-        Mark { route, gone }
+        let departed = self.on(route).hold_back(slot, epoch);
+        self.has_waiters = true;
+        Mark { route, departed }
     }
 
     /// Whether the answers up to a mark have left.
-    pub fn has_gone(&self, mark: Mark) -> bool {
-        self.get(mark.route).is_none_or(|backlogs| mark.gone <= backlogs.answers.gone())
+    pub fn has_departed(&self, mark: Mark) -> bool {
+        self.get(mark.route).is_none_or(|backlogs| mark.departed <= backlogs.answers.departed())
     }
 
     /// The next queue pair whose completions waited for answers that have left, once for each [`hold_back`](Self::hold_back).
     #[cold]
-    pub fn next_let_go(&mut self) -> Option<HeldBack> {
+    pub fn next_released(&mut self) -> Option<HeldBack> {
         let mut all = core::iter::once(&mut self.first).chain(self.others.iter_mut());
-        all.find_map(Backlogs::next_let_go).or_else(|| self.inside.next_let_go())
+        all.find_map(Backlogs::next_released).or_else(|| self.inside.next_released())
     }
 }
 
 /// The backlogs of a route other than the first.
 #[cold]
 fn other<'a>(
-    others: &'a mut Others,
+    others: &'a mut OtherRoutes,
     inside: &'a mut Backlogs,
-    more: &mut bool,
+    has_waiters: &mut bool,
     route: Route,
 ) -> &'a mut Backlogs {
     if route == INSIDE {
         return inside;
     }
-    *more = true;
+    *has_waiters = true;
     others.of(route)
 }
 
@@ -652,7 +654,7 @@ mod tests {
     // A port keeps what it has to tell, and lets no thread sleep meanwhile: it is asked by shards that never used a route, too.
     #[test]
     fn a_port_with_links_is_asked_for_those_that_ended_whoever_used_them() {
-        let asked = |out: &mut Outbox| (0..2 * ENDED_EVERY).filter(|_| out.asks_for_ended()).count();
+        let asked = |out: &mut Outbox| (0..2 * ENDED_EVERY).filter(|_| out.polls_ended_routes()).count();
         let mut several = Outbox::new(Box::new(Several([9, 9, 9])));
         assert!(!several.has_routes());
         assert_eq!((asked(&mut several), several.next_ended()), (2, Some(Route(2))));
@@ -713,7 +715,7 @@ mod tests {
     fn who_waits_for_a_route_is_told_when_its_frames_have_gone() {
         let (mut out, counters) = (Outbox::new(Box::new(Several([9, 4, 9]))), Counters::default());
         let told = |out: &mut Outbox| -> Vec<u32> {
-            core::iter::from_fn(|| out.next_let_go()).map(|held| held.slot).collect()
+            core::iter::from_fn(|| out.next_released()).map(|held| held.slot).collect()
         };
         out.hold_back(ONE, 5, 0);
         assert_eq!(told(&mut out), [5], "no answers waited there");
@@ -723,13 +725,13 @@ mod tests {
         let second = out.hold_back(Route(1), 7, 0);
         assert!(told(&mut out).is_empty() && out.any_waiting());
         assert_eq!((out.flush(Instant::ZERO, &counters), told(&mut out)), (4, vec![6]));
-        assert_eq!([first, second].map(|mark| out.has_gone(mark)), [true, false]);
+        assert_eq!([first, second].map(|mark| out.has_departed(mark)), [true, false]);
         assert!(out.has_answers_for(Route(1)), "it is never empty meanwhile");
         out.flush(Instant::ZERO.after(TX_STALL), &counters);
         assert_eq!((out.flush(Instant::ZERO.after(2 * TX_STALL), &counters), out.backlog()), (0, 0));
-        assert_eq!((told(&mut out), out.has_gone(second)), (vec![7], true));
+        assert_eq!((told(&mut out), out.has_departed(second)), (vec![7], true));
         out.flush(Instant::ZERO, &counters);
-        out.settle();
+        out.recompute_waiting();
         assert!(!out.others.any_in_use() && !out.any_waiting());
     }
 
@@ -740,7 +742,7 @@ mod tests {
         let unparked = |out: &mut Outbox| {
             let mut back = Vec::new();
             out.unpark(|traffic, slot| back.push((traffic, slot)));
-            out.settle();
+            out.recompute_waiting();
             back
         };
         push(&mut out, Traffic::Answers, 1, TX_BURST);
@@ -769,7 +771,7 @@ mod tests {
         let (mut out, counters) = (Outbox::new(Box::new(Several([0, 9, 9]))), Counters::default());
         let qp = crate::shard::agenda::tests::qp(3);
         let gone = |out: &mut Outbox| -> Vec<(u32, u32)> {
-            core::iter::from_fn(|| out.next_gone()).map(|leaving| (leaving.from, leaving.seq)).collect()
+            core::iter::from_fn(|| out.next_sent()).map(|leaving| (leaving.from, leaving.seq)).collect()
         };
         for (route, from, seq) in [(0, 0, 4), (1, 4, 8), (2, 8, 9)] {
             push(&mut out, Traffic::Requests, route, 1);
@@ -779,7 +781,7 @@ mod tests {
         let early = gone(&mut out);
         assert_eq!(early, [(4, 8), (8, 9)]);
         for (from, seq) in early {
-            out.leave_with_those_ahead(qp.slot, qp.epoch, from, seq);
+            out.complete_with_earlier(qp.slot, qp.epoch, from, seq);
         }
         assert_eq!(gone(&mut out), []);
         out.flush(Instant::ZERO.after(TX_STALL), &counters);

@@ -159,8 +159,8 @@ fn choose_segment(host: &mut IpHost<'_>, qp: &mut Qp) {
     if carried.is_some() && qp.segments.limit(carried) {
         qp.responder.configure(&qp.responder_config());
     }
-    if let Some(station) = qp.segments.station() {
-        qp.template.set_dst_mac(station);
+    if let Some(marker) = qp.segments.marker_mac() {
+        qp.template.set_dst_mac(marker);
     }
 }
 

@@ -41,9 +41,9 @@ impl Turn {
 impl Shard {
     /// Makes one turn. `now` must not go back by much. The caller holds the claim on this shard.
     pub fn poll_once(&mut self, now: Instant) -> Turn {
-        self.env.keys.begin_turn(&self.env.shared.turning, self.env.id);
+        self.env.keys.begin_turn(&self.env.shared.turn_counters, self.env.id);
         let turn = self.turn(now);
-        self.env.keys.end_turn(&self.env.shared.turning, self.env.id);
+        self.env.keys.end_turn(&self.env.shared.turn_counters, self.env.id);
         turn
     }
 
@@ -102,7 +102,7 @@ impl Shard {
         }
         self.run_timers();
         self.run_net();
-        if self.env.outbox.asks_for_ended() {
+        if self.env.outbox.polls_ended_routes() {
             self.end_routes();
         }
         // Answers must be with the port before the completions that depend on them are visible.
@@ -111,7 +111,7 @@ impl Shard {
         }
         let sent = if self.env.outbox.needs_flush() { self.env.flush() } else { 0 };
         if self.env.outbox.any_waiting() {
-            self.tell_who_waited();
+            self.resume_waiting();
         }
         self.publish_if_due();
         // So that a message that comes alone need not wait for the allocation of a frame.
@@ -121,7 +121,7 @@ impl Shard {
 
     /// Frames may have left: resumes the queue pairs that waited for those frames to leave, or for the room that they took.
     #[cold]
-    fn tell_who_waited(&mut self) {
+    fn resume_waiting(&mut self) {
         let Self { env, qps, .. } = self;
         let (outbox, agenda) = (&mut env.outbox, &mut env.agenda);
         outbox.unpark(|traffic, slot| match (traffic, qps.get(slot)) {
@@ -130,8 +130,8 @@ impl Shard {
             (_, None) => {}
         });
         self.complete_gone();
-        self.let_receives_go();
-        self.env.outbox.settle();
+        self.release_acknowledged();
+        self.env.outbox.recompute_waiting();
     }
 
     #[inline]
@@ -174,7 +174,7 @@ impl Shard {
             if qp.checks_peer {
                 env.go_on_checking(qp);
             }
-            if qp.holds {
+            if qp.has_held {
                 env.watch_gaps(qp);
             }
             if qp.source_port == SourcePort::Tried {
@@ -190,7 +190,7 @@ impl Shard {
         host.run();
         peers.update(host.shared);
         if self.env.peers.has_more() {
-            self.visit_moved();
+            self.visit_changed_neighbours();
         }
         if self.env.peers.unrouted.any() {
             self.find_routes();
@@ -199,7 +199,7 @@ impl Shard {
 
     /// Visits queue pairs whose neighbour was resolved, has moved, or does not answer: as many as a turn may take.
     #[cold]
-    fn visit_moved(&mut self) {
+    fn visit_changed_neighbours(&mut self) {
         if self.env.outbox.has_routes() {
             self.hold_back_receives(); // by the routes over which their acknowledgements left
         }
@@ -247,7 +247,7 @@ impl Shard {
             && !env.keys.in_grace_period();
         if !nothing
             && !env.outbox.holds_all_back()
-            && (!env.keys.in_grace_period() || env.keys.poll_grace_period(&env.shared.turning, env.id))
+            && (!env.keys.in_grace_period() || env.keys.poll_grace_period(&env.shared.turn_counters, env.id))
         {
             self.publish();
         }

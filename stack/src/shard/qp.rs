@@ -134,7 +134,7 @@ pub(super) enum SourcePort {
     /// Taken, and either its packets were answered, or it is not in doubt.
     Answered,
     /// The queue pair fell back to 4791: no packet that left from the taken port was answered.
-    Left,
+    FellBack,
 }
 
 impl SourcePort {
@@ -168,9 +168,9 @@ pub(super) struct Qp {
     pub in_answered: bool,
     /// The shard polls the send queue each turn: posters ring no doorbell.
     pub watched: bool,
-    /// Packets take the slow path, one by one: the first packet, packets that come while others are [held](Self::holds), and over some
+    /// Packets take the slow path, one by one: the first packet, packets that come while others are [held](Self::has_held), and over some
     /// ports all packets ([`IpIdTracker`]).
-    pub careful: bool,
+    pub slow_path: bool,
     /// The peer is being checked; `check` holds the progress.
     pub checks_peer: bool,
     pub draining: bool,
@@ -195,7 +195,7 @@ pub(super) struct Qp {
     pub sq_done: u32,
     /// A request packet of the last burst was long: the next packets are built in the port's own memory, if the port lends some. (Not
     /// the last packet alone: a storage target alternates between data and short responses.)
-    pub long: bool,
+    pub last_burst_long: bool,
     /// Where the source port in the template comes from.
     pub source_port: SourcePort,
 
@@ -215,7 +215,7 @@ pub(super) struct Qp {
     pub recv_pd: PdId,
     pub recv_lane: LaneId,
     /// Packets are held behind a gap, in `held_requests` or `held_responses`.
-    pub holds: bool,
+    pub has_held: bool,
     /// The last READ response was long: the next ones are built in the port's own memory, if the port lends some.
     pub long_answers: bool,
 
@@ -259,7 +259,7 @@ const _: () = {
     assert!(size_of::<Qp>() <= 512, "the state of a queue pair is eight cache lines");
     assert!(size_of::<Option<Qp>>() == size_of::<Qp>(), "a slot is no larger than what is in it");
     assert!(offset_of!(Qp, posted_at) < 64 && offset_of!(Qp, sq) == 64);
-    assert!(offset_of!(Qp, long) < 192 && offset_of!(Qp, template) == 192);
+    assert!(offset_of!(Qp, last_burst_long) < 192 && offset_of!(Qp, template) == 192);
     assert!(offset_of!(Qp, responder) + Responder::MESSAGES == 320 && offset_of!(Qp, long_answers) < 448);
 };
 
@@ -302,9 +302,9 @@ impl Qp {
             receives_finished: false,
             in_answered: false,
             watched: false,
-            careful: true,
+            slow_path: true,
             checks_peer: false,
-            holds: false,
+            has_held: false,
             draining: false,
             slot: spec.slot,
             index,
@@ -319,7 +319,7 @@ impl Qp {
             posted_at: Instant::ZERO,
             sq_seen: first,
             sq_done: first,
-            long: false,
+            last_burst_long: false,
             sq: Sq(spec.sq),
             rq: Rq::new(spec.rq, epoch, shared),
             requester,
@@ -397,7 +397,7 @@ impl Qp {
     }
 
     /// Takes a reference to a source address, and releases the one before.
-    pub fn take_gid(&mut self, shared: &Shared, held: HeldGid<'_>) {
+    pub fn hold_gid(&mut self, shared: &Shared, held: HeldGid<'_>) {
         self.release_gid(shared);
         self.held_gid = Some(held.keep().index());
     }

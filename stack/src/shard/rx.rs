@@ -170,7 +170,7 @@ impl Env {
         qp.check_addresses(&pkt)?;
         check_vlan_and_pkey(&layout, &pkt, self.shared.vlan)?;
         self.note_received(qp, &pkt, frame.len());
-        if qp.careful {
+        if qp.slow_path {
             return self.receive_carefully(qp, pkt, frame.data());
         }
         self.handle_packet(qp, pkt)
@@ -207,10 +207,10 @@ impl Env {
         if first && pkt.src_port() == UDP_PORT {
             self.leave_source_port(qp);
         }
-        if qp.holds {
+        if qp.has_held {
             self.release_held(qp);
         }
-        qp.careful = identification.is_some() || qp.holds;
+        qp.slow_path = identification.is_some() || qp.has_held;
         Ok(())
     }
 
@@ -227,7 +227,7 @@ impl Env {
         let tracker = qp.ip_ids.get_or_insert_with(|| Box::new(IpIdTracker::new(self.now)));
         match tracker.judge(self.now, identification) {
             Judgement::Good => {}
-            Judgement::Weak => self.count(Counter::IcrcWeak),
+            Judgement::Unverified => self.count(Counter::IcrcWeak),
             Judgement::Bad => return Err(Discard::BadIcrc),
         }
         let at = |qp: &Qp| (qp.responder.rq_psn(), qp.requester.oldest());

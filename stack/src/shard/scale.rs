@@ -372,8 +372,8 @@ fn shards_write_no_line_in_common() {
             }
         };
         for shard in 0..4 {
-            let turning = &raw const shared.turning[shard];
-            take("the turn", shard, turning as usize, size_of_val(&shared.turning[shard]));
+            let turn = &raw const shared.turn_counters[shard];
+            take("the turn", shard, turn as usize, size_of_val(&shared.turn_counters[shard]));
             let counters = &raw const *shared.counters[shard];
             take("the counters", shard, counters as usize, size_of_val(&*shared.counters[shard]));
             for (at, len) in shared.doorbells[shard].written() {

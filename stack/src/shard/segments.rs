@@ -56,12 +56,12 @@ impl Segments {
     }
 
     /// The Ethernet destination that names the size of this end's packets.
-    pub fn station(self) -> Option<Mac> {
-        self.sent().map(station)
+    pub fn marker_mac(self) -> Option<Mac> {
+        self.sent().map(marker_mac)
     }
 }
 
-fn station(segment: Mtu) -> Mac {
+fn marker_mac(segment: Mtu) -> Mac {
     let [a, b, c, d, e] = LINK;
     Mac([a, b, c, d, e, segment as u8])
 }
@@ -79,13 +79,13 @@ mod tests {
     #[test]
     fn a_frame_names_its_segment() {
         for mtu in Mtu::ALL {
-            let Mac(to) = station(mtu);
+            let Mac(to) = marker_mac(mtu);
             assert_eq!(named(&[&to[..], &[0; 6]].concat()), Some(mtu));
             assert!(!Mac(to).is_unicast());
         }
         let mut segments = Segments::default();
         segments.choose(Some(Mtu::Mtu4096), Mtu::Mtu1024);
-        assert_eq!(segments.station().and_then(|Mac(to)| named(&to)), Some(Mtu::Mtu4096));
+        assert_eq!(segments.marker_mac().and_then(|Mac(to)| named(&to)), Some(Mtu::Mtu4096));
         for other in
             [&[][..], &LINK, &[3, b'l', b'i', b'n', b'k', 0], &[3, b'l', b'i', b'n', b'k', 6], &[2; 12]]
         {

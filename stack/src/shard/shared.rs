@@ -59,7 +59,7 @@ pub struct Shared {
     /// For each shard, frames from other shards and from itself.
     pub inboxes: Box<[ArrayQueue<Frame>]>,
     /// For each shard, a number that is odd during its turns and increases when one begins and when it ends.
-    pub turning: Box<[CachePadded<AtomicU32>]>,
+    pub turn_counters: Box<[CachePadded<AtomicU32>]>,
     /// Epoch, state and gates of every queue pair.
     pub words: Words,
     /// Counters, one set for each shard.
@@ -113,7 +113,7 @@ impl Shared {
             doorbells: (0..c.shards).map(|_| Doorbells::new(c.qps_per_shard as u32)).collect(),
             unsent: Unsent::default(),
             inboxes: (0..c.shards).map(|_| ArrayQueue::new(INBOX_DEPTH)).collect(),
-            turning: (0..c.shards).map(|_| CachePadded::default()).collect(),
+            turn_counters: (0..c.shards).map(|_| CachePadded::default()).collect(),
             words: Words::new(c.shards * c.qps_per_shard),
             counters: (0..c.shards).map(|_| Arc::default()).collect(),
             events: EventQueue::default(),
@@ -145,7 +145,7 @@ impl Shared {
     /// Ends a shard that died in a turn or between two; no thread holds it or will hold it. Its key lookups no longer delay grace periods,
     /// and posters see that no shard serves their queue pairs.
     pub fn end_shard(&self, id: usize) {
-        let turn = &self.turning[id];
+        let turn = &self.turn_counters[id];
         let number = turn.load(Ordering::Relaxed);
         turn.store(number.wrapping_add(number & 1), Ordering::Release); // the next even number
         for index in id * self.qps_per_shard..(id + 1) * self.qps_per_shard {

@@ -72,7 +72,7 @@ impl Env {
     #[cold]
     pub fn repeat_from_well_known_port(&mut self, qp: &mut Qp) {
         self.leave_source_port(qp);
-        qp.source_port = SourcePort::Left;
+        qp.source_port = SourcePort::FellBack;
         qp.requester.repeat();
         self.agenda.mark_ready(qp);
     }
@@ -82,7 +82,7 @@ impl Env {
     pub fn prove_source_port(&mut self, qp: &mut Qp) {
         let own = match qp.source_port {
             SourcePort::Tried => true,
-            SourcePort::Left => false,
+            SourcePort::FellBack => false,
             _ => return,
         };
         self.tries.remove(&qp.slot);

@@ -10,26 +10,26 @@ impl Env {
         if qp.hop.is_outside()
             && let Some(psn) = qp.requester.asked_last()
         {
-            self.stopwatch.start(self.now, qp.slot, psn);
+            self.rtt_probe.start(self.now, qp.slot, psn);
         }
     }
 
     /// Stops the timing of this queue pair's packet, if the packet is answered. With `good` unset the packet may be retransmitted, so the
     /// measurement is discarded.
     #[cold]
-    pub fn read_stopwatch(&mut self, qp: &Qp, good: bool) {
+    pub fn read_rtt_probe(&mut self, qp: &Qp, good: bool) {
         if !good {
-            return self.stopwatch.stop(self.now);
+            return self.rtt_probe.stop(self.now);
         }
-        if let Some(nanos) = self.stopwatch.read(self.now, qp.requester.oldest()) {
+        if let Some(nanos) = self.rtt_probe.read(self.now, qp.requester.oldest()) {
             self.peers.hosts.note_rtt(&qp.peer, nanos);
         }
     }
 
     /// Discards the timing of a queue pair that forgets what it sent.
     pub fn stop_timing(&mut self, qp: &Qp) {
-        if self.stopwatch.times(qp.slot) {
-            self.stopwatch.stop(self.now);
+        if self.rtt_probe.times(qp.slot) {
+            self.rtt_probe.stop(self.now);
         }
     }
 }

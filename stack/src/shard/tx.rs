@@ -73,7 +73,7 @@ impl Shard {
             self.env.in_flight.note(qp);
             self.env.agenda.arm(qp);
             if !self.env.relays.is_empty() {
-                self.go_on_relaying(slot);
+                self.resume_relaying(slot);
             }
         }
     }

@@ -31,7 +31,7 @@ impl Gap {
     }
 
     /// Counts another packet from after the gap.
-    pub fn pass(&mut self, now: Instant) {
+    pub fn note_packet(&mut self, now: Instant) {
         self.behind += 1;
         self.pace = self.pace.max(now.nanos_since(self.since) / u64::from(self.behind));
     }
@@ -65,11 +65,11 @@ mod tests {
         let mut rtt = Rtt::default();
         rtt.sample(20_000);
         let mut gap = Gap::new(T0);
-        gap.pass(T0);
+        gap.note_packet(T0);
         assert_eq!(wait(&gap, rtt), 100_000);
-        gap.pass(T0);
+        gap.note_packet(T0);
         assert_eq!(wait(&gap, rtt), 100_000);
-        gap.pass(T0);
+        gap.note_packet(T0);
         assert_eq!(wait(&gap, rtt), 5_000, "a quarter of the round-trip time");
         rtt = Rtt::default();
         rtt.sample(10_000_000);
@@ -83,15 +83,15 @@ mod tests {
     fn without_a_round_trip_time_the_rate_says_how_long() {
         let mut gap = Gap::new(T0);
         for _ in 0..3 {
-            gap.pass(T0);
+            gap.note_packet(T0);
         }
         assert_eq!(wait(&gap, Rtt::default()), 5_000, "all came at once");
-        gap.pass(T0.after_nanos(8_000));
+        gap.note_packet(T0.after_nanos(8_000));
         assert_eq!(wait(&gap, Rtt::default()), 32_000, "four packets in 8 us");
         let next = gap.next(T0, 4);
         assert_eq!(wait(&next, Rtt::default()), 32_000, "they came at that rate");
         assert_eq!(wait(&gap.next(T0, 0), Rtt::default()), 100_000);
-        gap.pass(T0.after_nanos(90_000));
+        gap.note_packet(T0.after_nanos(90_000));
         assert_eq!(wait(&gap, Rtt::default()), 100_000);
     }
 }

@@ -12,7 +12,7 @@ use crate::shard::cq::LaneId;
 pub(in crate::shard) struct Mark {
     pub route: Route,
     /// The number of answers, counted from the start, that have left by this route once those have left.
-    pub gone: u64,
+    pub departed: u64,
 }
 
 #[derive(Clone, Copy, Debug)]

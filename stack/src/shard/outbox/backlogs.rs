@@ -23,8 +23,8 @@ pub(super) struct Backlog {
     refused_since: Option<Instant>,
     /// Waiting frames were dropped, and none is known to have left since: see [`Outbox::has_stopped`](super::Outbox::has_stopped).
     pub has_stopped: bool,
-    /// See [`gone`](Self::gone).
-    gone: u64,
+    /// See [`departed`](Self::departed).
+    departed: u64,
     /// Queue pairs that have more to send than this backlog has room for.
     parked: VecDeque<u32>,
 }
@@ -40,14 +40,14 @@ pub(super) struct Backlogs {
     leaving: VecDeque<Leaving>,
     /// Queue pairs whose receive completions wait for answers in this backlog, oldest first.
     held_back: VecDeque<HeldBack>,
-    /// Listed in [`Others::in_use`].
+    /// Listed in [`OtherRoutes::in_use`].
     listed: bool,
 }
 
 /// Unreliable work requests that are complete when frames of the request backlog have left.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::shard) struct Leaving {
-    /// The value of [`Backlog::gone`] once their last frame has left.
+    /// The value of [`Backlog::departed`] once their last frame has left.
     mark: u64,
     pub slot: u32,
     pub epoch: u32,
@@ -67,14 +67,14 @@ pub(in crate::shard) struct HeldBack {
 
 /// The routes of a port with several, except [`Route::default`].
 #[derive(Default)]
-pub(super) struct Others {
+pub(super) struct OtherRoutes {
     /// By route number; empty for a port with one link.
     by_route: Vec<Option<Box<Backlogs>>>,
     /// Routes for which something waits, and some for which nothing waits any more.
     in_use: Vec<Route>,
 }
 
-impl Others {
+impl OtherRoutes {
     /// The backlogs of a route, for adding to them.
     #[cold]
     pub fn of(&mut self, route: Route) -> &mut Backlogs {
@@ -168,14 +168,14 @@ impl Backlogs {
     }
 
     /// Whether neither a queue pair nor a completion waits for this route.
-    pub fn is_left_alone(&self) -> bool {
+    pub fn has_no_waiters(&self) -> bool {
         let parked = self.answers.parked.len() + self.requests.parked.len();
         parked == 0 && self.leaving.is_empty() && self.held_back.is_empty()
     }
 
     /// Whether no frame waits, and nothing waits for this route.
     fn is_empty(&self) -> bool {
-        self.waiting() == 0 && self.is_left_alone()
+        self.waiting() == 0 && self.has_no_waiters()
     }
 
     /// Hands frames to the port, answers first. Returns the number of frames that it took.
@@ -210,7 +210,7 @@ impl Backlogs {
         self.leaving.iter_mut().rev().find(same).map(|noted| noted.seq = to).is_some()
     }
 
-    /// Makes receive completions of a queue pair wait until the answers that wait now have left. Returns the value of [`Backlog::gone`]
+    /// Makes receive completions of a queue pair wait until the answers that wait now have left. Returns the value of [`Backlog::departed`]
     /// at that time.
     pub fn hold_back(&mut self, slot: u32, epoch: u32) -> u64 {
         let mark = self.answers.mark();
@@ -231,26 +231,26 @@ impl Backlogs {
         parked.drain(..n).for_each(back);
     }
 
-    pub fn next_gone(&mut self) -> Option<Leaving> {
-        let gone = self.leaving.front().is_some_and(|leaving| leaving.mark <= self.requests.gone);
-        if gone { self.leaving.pop_front() } else { None }
+    pub fn next_sent(&mut self) -> Option<Leaving> {
+        let departed = self.leaving.front().is_some_and(|leaving| leaving.mark <= self.requests.departed);
+        if departed { self.leaving.pop_front() } else { None }
     }
 
-    pub fn next_let_go(&mut self) -> Option<HeldBack> {
-        let gone = self.held_back.front().is_some_and(|held| held.mark <= self.answers.gone);
-        if gone { self.held_back.pop_front() } else { None }
+    pub fn next_released(&mut self) -> Option<HeldBack> {
+        let departed = self.held_back.front().is_some_and(|held| held.mark <= self.answers.departed);
+        if departed { self.held_back.pop_front() } else { None }
     }
 }
 
 impl Backlog {
     /// Number of frames that have ever left: the port took them, or they were dropped because the link was down too long.
-    pub fn gone(&self) -> u64 {
-        self.gone
+    pub fn departed(&self) -> u64 {
+        self.departed
     }
 
-    /// The value of `gone` once all waiting frames have left.
+    /// The value of `departed` once all waiting frames have left.
     fn mark(&self) -> u64 {
-        self.gone + self.frames.len() as u64
+        self.departed + self.frames.len() as u64
     }
 
     /// Hands frames to the port. Returns the number of frames that it took.
@@ -265,7 +265,7 @@ impl Backlog {
         let bytes: usize = self.frames.iter().map(Frame::len).sum();
         let sent = queue.tx_burst(route, &mut self.frames);
         let left: usize = self.frames.iter().map(Frame::len).sum();
-        self.gone += sent as u64;
+        self.departed += sent as u64;
         if sent > 0 {
             counters.add(Counter::TxFrames, sent as u64);
             counters.add(Counter::TxBytes, (bytes - left) as u64);
@@ -275,7 +275,7 @@ impl Backlog {
             let since = *self.refused_since.get_or_insert(now);
             if now.nanos_since(since) >= TX_STALL.as_nanos() as u64 {
                 counters.discard(Discard::TxStalled, self.frames.len() as u64);
-                self.gone += self.frames.len() as u64;
+                self.departed += self.frames.len() as u64;
                 self.frames.clear();
                 self.refused_since = None;
                 self.has_stopped = true;

@@ -78,11 +78,11 @@ impl Env {
     ) -> bool {
         let now = self.now;
         let held = held.get_or_insert_with(|| Box::new(Held::new(now, expected)));
-        (qp.holds, qp.careful) = (true, true);
+        (qp.has_held, qp.slow_path) = (true, true);
         held.follow(now, expected);
-        held.pass(now);
-        let has_place = held.has(psn) || held.has_place() && self.peers.hosts.may_hold(&qp.peer);
-        let Some(arrival) = arrival.filter(|_| has_place) else { return false };
+        held.note_packet(now);
+        let has_room = held.has(psn) || held.has_room() && self.peers.hosts.may_hold(&qp.peer);
+        let Some(arrival) = arrival.filter(|_| has_room) else { return false };
         if held.put(psn, arrival.take()).is_none() {
             self.peers.hosts.note_held(&qp.peer, 1);
             self.count_of(qp, Counter::PacketsHeld);
@@ -96,7 +96,7 @@ impl Env {
     fn wake_for_gaps(&mut self, qp: &mut Qp) {
         let rtt = self.peers.hosts.rtt_to(&qp.peer);
         let requests = qp.held_requests.as_ref().map(|held| held.due(rtt, qp.responder.has_sent_gap_nak()));
-        let responses = qp.held_responses.as_ref().map(|held| held.due(rtt, held.is_told()));
+        let responses = qp.held_responses.as_ref().map(|held| held.due(rtt, held.is_notified()));
         for due in [requests, responses].into_iter().flatten() {
             self.agenda.wake_at(qp, due);
         }
@@ -113,15 +113,15 @@ impl Env {
 
     /// When due, sends the NAK for the gap in the peer's requests, or drops the held packets.
     fn watch_requests(&mut self, qp: &mut Qp) {
-        let told = qp.responder.has_sent_gap_nak();
+        let notified = qp.responder.has_sent_gap_nak();
         let rtt = self.peers.hosts.rtt_to(&qp.peer);
-        let Some(held) = qp.held_requests.as_mut().filter(|held| self.now >= held.due(rtt, told)) else {
+        let Some(held) = qp.held_requests.as_mut().filter(|held| self.now >= held.due(rtt, notified)) else {
             return;
         };
-        if told {
+        if notified {
             return self.drop_requests(qp);
         }
-        held.tell();
+        held.notify();
         self.refuse(qp, qp.responder.rq_psn(), Fault::PsnGap);
         self.note_answer(qp);
     }
@@ -130,13 +130,13 @@ impl Env {
     fn watch_responses(&mut self, qp: &mut Qp) {
         let rtt = self.peers.hosts.rtt_to(&qp.peer);
         let Some(held) = qp.held_responses.as_mut() else { return };
-        if self.now < held.due(rtt, held.is_told()) {
+        if self.now < held.due(rtt, held.is_notified()) {
             return;
         }
-        if held.is_told() {
+        if held.is_notified() {
             return self.drop_responses(qp);
         }
-        held.tell();
+        held.notify();
         let response = qp.requester.lose_response(self.now);
         self.after_requester(qp, response);
     }
@@ -216,13 +216,13 @@ impl Env {
     fn drop_requests(&mut self, qp: &mut Qp) {
         let held = qp.held_requests.take();
         self.note_dropped(qp, held.map_or(0, |held| held.len()));
-        qp.holds = qp.held_responses.is_some();
+        qp.has_held = qp.held_responses.is_some();
     }
 
     fn drop_responses(&mut self, qp: &mut Qp) {
         let held = qp.held_responses.take();
         self.note_dropped(qp, held.map_or(0, |held| held.len()));
-        qp.holds = qp.held_requests.is_some();
+        qp.has_held = qp.held_requests.is_some();
         self.count_early(qp);
     }
 

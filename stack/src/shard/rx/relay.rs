@@ -46,11 +46,11 @@ impl Shard {
     /// Forwards what waits for the route of the queue pair in this slot, if that is a relayed target or a leg.
     #[cold]
     #[inline(never)]
-    pub(in crate::shard) fn go_on_relaying(&mut self, slot: u32) {
+    pub(in crate::shard) fn resume_relaying(&mut self, slot: u32) {
         let Self { env, qps, .. } = self;
         env.with_target(slot, |env, target| qps.get(slot).map(|qp| env.send_answers(qp, target)));
         let Some(leg) = env.relays.legs.get(&slot).copied() else { return };
-        env.with_target(leg.target, |env, target| env.pass_on(qps, leg.target, target));
+        env.with_target(leg.target, |env, target| env.forward_waiting(qps, leg.target, target));
     }
 }
 
@@ -84,8 +84,9 @@ impl Env {
         self.note_received(qp, &pkt, arrival.frame().len());
         let slot = qp.slot;
         if let Some(leg) = self.relays.legs.get(&slot).copied() {
-            let answered =
-                self.with_target(leg.target, |env, target| env.answer_by(qps, leg, target, arrival, layout));
+            let answered = self.with_target(leg.target, |env, target| {
+                env.handle_member_response(qps, leg, target, arrival, layout)
+            });
             return answered.unwrap_or(Err(Discard::BadState));
         }
         if !qp.comm_est {
@@ -117,11 +118,11 @@ impl Env {
                 }
                 self.peers.hosts.note_held(&qp.peer, 1);
                 target.waiting.push_back(arrival.take());
-                self.pass_on(qps, slot, target);
+                self.forward_waiting(qps, slot, target);
             }
             Arrived::Again(member, psn) => {
                 self.count_of(qp, Counter::DuplicatesAnswered);
-                self.pass_by(qps, target, member, &pkt, psn).map_err(|unsent| match unsent {
+                self.forward_to(qps, target, member, &pkt, psn).map_err(|unsent| match unsent {
                     Unsent::Later => Discard::NoBuffer,
                     Unsent::Lost(reason) => reason,
                 })?;
@@ -139,7 +140,7 @@ impl Env {
     }
 
     /// Forwards the requests that wait at a target, in order, until one has to wait on.
-    fn pass_on(&mut self, qps: &mut Qps, slot: u32, target: &mut Target) {
+    fn forward_waiting(&mut self, qps: &mut Qps, slot: u32, target: &mut Target) {
         while let Some(frame) = target.waiting.pop_front() {
             let (Some(pkt), Some(relay), Some(qp)) = (packet_of(&frame), &mut target.relay, qps.get(slot))
             else {
@@ -162,7 +163,7 @@ impl Env {
                     return self.end_relay(qps, slot, target, Fault::BadXrcSrq);
                 }
             };
-            let sent = self.pass_by(qps, target, member, &pkt, psn);
+            let sent = self.forward_to(qps, target, member, &pkt, psn);
             if let Err(Unsent::Later) = sent {
                 target.waiting.push_front(frame);
                 break;
@@ -180,7 +181,7 @@ impl Env {
     }
 
     /// Sends a request to a member, with this PSN.
-    fn pass_by(
+    fn forward_to(
         &mut self,
         qps: &mut Qps,
         target: &Target,
@@ -197,7 +198,7 @@ impl Env {
     }
 
     /// Handles a response of a member.
-    fn answer_by(
+    fn handle_member_response(
         &mut self,
         qps: &mut Qps,
         leg: Leg,
@@ -224,7 +225,7 @@ impl Env {
                 return Ok(());
             }
         }
-        self.pass_on(qps, leg.target, target);
+        self.forward_waiting(qps, leg.target, target);
         Ok(())
     }
 

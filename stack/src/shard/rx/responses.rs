@@ -90,7 +90,7 @@ impl Env {
             next += 1;
             if let Some(qp) = qps.get(slot) {
                 qp.in_answered = false;
-                if matches!(qp.source_port, SourcePort::Tried | SourcePort::Left) {
+                if matches!(qp.source_port, SourcePort::Tried | SourcePort::FellBack) {
                     self.prove_source_port(qp);
                 }
                 self.after_requester(qp, Response::Done);
@@ -103,8 +103,8 @@ impl Env {
     pub(in crate::shard) fn after_requester(&mut self, qp: &mut Qp, response: Response) {
         self.complete_sends(qp);
         self.in_flight.note(qp);
-        if self.stopwatch.times(qp.slot) {
-            self.read_stopwatch(qp, response == Response::Done);
+        if self.rtt_probe.times(qp.slot) {
+            self.read_rtt_probe(qp, response == Response::Done);
         }
         match response {
             Response::Failed(status) => return self.fail_send(qp, status),
@@ -114,7 +114,7 @@ impl Env {
                 }
                 count_retry(&self.counters, qp, cause);
                 // Everything is retransmitted: the current gap says nothing more.
-                qp.held_responses.iter_mut().for_each(|held| held.tell());
+                qp.held_responses.iter_mut().for_each(|held| held.notify());
             }
             Response::Wait => self.agenda.corrections.waits.push(qp.slot),
             _ => {}

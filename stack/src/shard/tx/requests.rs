@@ -25,7 +25,7 @@ struct Requests<'a> {
     memory: Memory<'a>,
     window: SendWindow,
     /// Number of retransmitted packets.
-    again: u64,
+    retransmitted: u64,
 }
 
 /// Why no further request packet can be built.
@@ -51,7 +51,7 @@ impl Source for Requests<'_> {
         *ip_id = ip_id.wrapping_add(1);
         let draft = draft(qp.class, &segment, self.memory, *ip_id);
         let written = write(&qp.template, &draft).map_err(|_| End::Protection(segment.unsent()))?;
-        self.again += u64::from(segment.again);
+        self.retransmitted += u64::from(segment.again);
         Ok(written)
     }
 
@@ -239,10 +239,10 @@ impl Env {
             return self.wait_to_send(qp, due);
         }
         while !budget.is_spent() {
-            let in_place = budget.next_in_place().filter(|_| qp.long && hop.is_outside());
+            let in_place = budget.next_in_place().filter(|_| qp.last_burst_long && hop.is_outside());
             let waiting = (qp.requester.waiting(&window, &qp.sq) as usize).clamp(1, budget.next());
             let memory = Memory { keys: &self.shared.mrs, pd: qp.pd };
-            let mut source = Requests { qp: &mut *qp, memory, window, again: 0 };
+            let mut source = Requests { qp: &mut *qp, memory, window, retransmitted: 0 };
             let (built, ended) = self.outbox.write(
                 Traffic::Requests,
                 hop.route(),
@@ -252,16 +252,16 @@ impl Env {
                 self.now,
                 &self.counters,
             );
-            let again = source.again;
-            count_requests(&self.counters, qp, &built, again);
-            if self.stopwatch.is_free(self.now) && built.frames > 0 && again == 0 {
+            let retransmitted = source.retransmitted;
+            count_requests(&self.counters, qp, &built, retransmitted);
+            if self.rtt_probe.is_free(self.now) && built.frames > 0 && retransmitted == 0 {
                 self.time_packet(qp);
             }
             self.outbox.send_inside(Traffic::Requests, hop, built.frames, &self.shared, &self.counters);
             budget.spend(&built);
             let end = match ended {
                 Ended::Source(End::Idle(Idle::Local(seq))) => {
-                    self.keys.carry_out(&self.shared.mrs, qp, seq);
+                    self.keys.execute_local(&self.shared.mrs, qp, seq);
                     budget.spend_one();
                     continue;
                 }
@@ -302,14 +302,14 @@ impl Env {
 }
 
 #[inline]
-fn count_requests(counters: &Counters, qp: &mut Qp, built: &Built, again: u64) {
+fn count_requests(counters: &Counters, qp: &mut Qp, built: &Built, retransmitted: u64) {
     if built.frames == 0 {
         return;
     }
-    qp.long = built.any_long;
+    qp.last_burst_long = built.any_long;
     qp.counters.sent(built.frames as u64, built.bytes);
-    counters.add(Counter::RequestsSent, built.frames as u64 - again);
-    for _ in 0..again {
+    counters.add(Counter::RequestsSent, built.frames as u64 - retransmitted);
+    for _ in 0..retransmitted {
         counters.add_of(&qp.counters, Counter::Retransmitted);
     }
 }

@@ -26,11 +26,11 @@ impl Shard {
     /// Completes unreliable work requests whose frames have left.
     pub(in crate::shard) fn complete_gone(&mut self) {
         let env = &mut self.env;
-        while let Some(Leaving { slot, epoch, from, seq, .. }) = env.outbox.next_gone() {
+        while let Some(Leaving { slot, epoch, from, seq, .. }) = env.outbox.next_sent() {
             // An epoch ends with a RESET and with the queue pair.
             let Some(qp) = self.qps.get(slot).filter(|qp| qp.epoch == epoch) else { continue };
             if is_behind(from, qp.requester.head()) {
-                env.outbox.leave_with_those_ahead(slot, epoch, from, seq);
+                env.outbox.complete_with_earlier(slot, epoch, from, seq);
             } else {
                 env.complete_left(qp, seq);
             }
@@ -63,7 +63,7 @@ impl Env {
         let from = if waits { before } else { head };
         match route {
             Some(route) => self.outbox.note_leaving(qp, route, from, built),
-            None if waits => self.outbox.leave_with_those_ahead(qp.slot, qp.epoch, from, built),
+            None if waits => self.outbox.complete_with_earlier(qp.slot, qp.epoch, from, built),
             None => self.complete_left(qp, built),
         }
     }
@@ -134,7 +134,7 @@ impl Env {
                 Ok(segment) => segment,
                 Err(Idle::Local(seq)) => {
                     self.outbox.keep_frame(frame);
-                    self.keys.carry_out(&self.shared.mrs, qp, seq);
+                    self.keys.execute_local(&self.shared.mrs, qp, seq);
                     continue;
                 }
                 Err(idle) => {
