@@ -173,8 +173,8 @@ impl Counter {
 }
 
 const N: usize = Counter::ALL.len() + Discard::COUNT;
-/// Number of counters that queue pairs have: all before [`Counter::NetFrames`]. Only the shard increments [`Counter::IcrcWeak`].
-const QP_COUNTERS: usize = Counter::NetFrames as usize;
+/// Number of counters that queue pairs have: all before [`Counter::IcrcWeak`].
+const QP_COUNTERS: usize = Counter::IcrcWeak as usize;
 /// Number of counters that change with every packet.
 const HOT: usize = Counter::DuplicatesAnswered as usize;
 const COLD: usize = QP_COUNTERS - HOT + Discard::COUNT;

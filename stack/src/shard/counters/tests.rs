@@ -26,7 +26,7 @@ fn a_queue_pairs_counters_have_places_of_their_own() {
     for (n, reason) in Discard::ALL.into_iter().enumerate() {
         assert_eq!(values.discarded(reason), 1000 + n as u64, "{reason}");
     }
-    assert!(Counter::QpErrors.per_qp() && !Counter::NetFrames.per_qp());
+    assert!(Counter::QpErrors.per_qp() && !Counter::IcrcWeak.per_qp() && !Counter::NetFrames.per_qp());
 }
 
 #[test]
