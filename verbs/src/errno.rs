@@ -168,7 +168,7 @@ fn xrc_errno(error: &XrcError) -> i32 {
             Reason::NoDevice => ENODEV,
             Reason::Failed => EIO,
         },
-        XrcError::Port { .. } | XrcError::Unlike { .. } => EOPNOTSUPP,
+        XrcError::Port { .. } | XrcError::VersionMismatch { .. } => EOPNOTSUPP,
         XrcError::NoProgram { .. } => ENOENT,
         XrcError::NotUp { .. } | XrcError::Silent { .. } => ETIMEDOUT,
         XrcError::Foreign { .. } => EPERM,

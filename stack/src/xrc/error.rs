@@ -74,7 +74,7 @@ pub enum XrcError {
         "the owner of the XRC domain speaks version {theirs}, and this process {ours}: run programs of one release, or wait until \
          those of the other one have ended"
     )]
-    Unlike {
+    VersionMismatch {
         /// This process's version.
         ours: u32,
         /// The owner's version.

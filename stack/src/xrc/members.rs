@@ -21,7 +21,7 @@ pub struct MemberId(pub u32);
 #[derive(Debug)]
 pub(super) struct Member {
     /// Deadline for its hello; `None` once it has sent one.
-    pub hello_until: Option<Instant>,
+    pub hello_deadline: Option<Instant>,
     /// Numbers of its shared receive queues, and of one that is being created.
     pub srqs: HashSet<u32>,
     /// The call that is not answered yet. A member has at most one at a time.
@@ -49,7 +49,7 @@ pub(super) enum Then {
     /// The target with this number receives from now on.
     Receives(Qpn),
     /// Send the member the number of its new receive-only target.
-    Allocated(Qpn),
+    ReceiverCreated(Qpn),
     /// The member has the shared receive queue with this number from now on.
     Srq(u32),
 }
@@ -60,14 +60,14 @@ pub(super) struct Ordered {
     pub number: u32,
     pub order: Order,
     /// The member whose call waits for the order.
-    pub asker: Option<MemberId>,
-    until: Instant,
+    pub caller: Option<MemberId>,
+    deadline: Instant,
 }
 
 impl Member {
     pub(super) fn new(now: Instant) -> Self {
         Self {
-            hello_until: Some(now + PATIENCE),
+            hello_deadline: Some(now + PATIENCE),
             srqs: HashSet::new(),
             pending: None,
             orders: VecDeque::new(),
@@ -76,12 +76,12 @@ impl Member {
     }
 
     /// Whether it has the domain open.
-    pub(super) fn is_in(&self) -> bool {
-        self.hello_until.is_none()
+    pub(super) fn is_member(&self) -> bool {
+        self.hello_deadline.is_none()
     }
 
-    pub(super) fn order(&mut self, now: Instant, number: u32, order: Order, asker: Option<MemberId>) {
-        self.orders.push_back(Ordered { number, order, asker, until: now + PATIENCE });
+    pub(super) fn order(&mut self, now: Instant, number: u32, order: Order, caller: Option<MemberId>) {
+        self.orders.push_back(Ordered { number, order, caller, deadline: now + PATIENCE });
     }
 
     /// Takes the next order to send, if the window permits it.
@@ -107,8 +107,8 @@ impl Member {
     }
 
     /// Its next deadline.
-    pub(super) fn until(&self) -> Option<Instant> {
-        let orders = self.orders.front().map(|first| first.until);
-        [self.hello_until, orders].into_iter().flatten().min()
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let orders = self.orders.front().map(|first| first.deadline);
+        [self.hello_deadline, orders].into_iter().flatten().min()
     }
 }

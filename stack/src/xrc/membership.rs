@@ -14,7 +14,7 @@ use super::domain::DomainFile;
 use super::error::XrcError;
 use super::message::{Answer, Call, FromMember, FromOwner, VERSION};
 use super::refusal::Refusal;
-use super::shadows::Obey;
+use super::shadows::Executor;
 use super::socket::{self, Buffer, Came};
 use super::start::Owner;
 use crate::device::DeviceError;
@@ -104,7 +104,9 @@ fn greet(connection: Connection, until: Instant) -> Result<Option<Welcomed>, Xrc
             Came::Message(len) => {
                 return match FromOwner::parse(&buffer[..len]) {
                     Some(FromOwner::Welcome(others)) => Ok(Some(Welcomed { connection, others })),
-                    Some(FromOwner::Unlike(theirs)) => Err(XrcError::Unlike { ours: VERSION, theirs }),
+                    Some(FromOwner::VersionMismatch(theirs)) => {
+                        Err(XrcError::VersionMismatch { ours: VERSION, theirs })
+                    }
                     _ => Ok(None),
                 };
             }
@@ -155,7 +157,7 @@ impl Membership {
     /// No file descriptor or thread is left.
     pub(super) fn new(
         welcomed: Welcomed,
-        obey: impl Obey + 'static,
+        executor: impl Executor + 'static,
         patience: Patience,
     ) -> Result<Self, XrcError> {
         let shared = Arc::new(Shared {
@@ -167,7 +169,7 @@ impl Membership {
             is_over: AtomicBool::new(false),
         });
         let theirs = shared.clone();
-        let thread = Worker::start("roce-xrcd", move || theirs.serve(obey))
+        let thread = Worker::start("roce-xrcd", move || theirs.serve(executor))
             .map_err(XrcError::system("starting the thread of a shared XRC domain"))?;
         Ok(Self { shared, thread, patience: patience.call })
     }
@@ -261,23 +263,23 @@ impl Shared {
     }
 
     /// The thread's main loop: executes orders and distributes answers until owner or membership ends.
-    fn serve(&self, mut obey: impl Obey) {
+    fn serve(&self, mut executor: impl Executor) {
         // Other processes wait for this thread.
         wake_at_once();
         while !self.is_over.load(Ordering::Relaxed) {
-            if !self.take(&mut obey) {
+            if !self.take(&mut executor) {
                 break;
             }
         }
         // Ends the shadows, before any waiting call returns.
-        drop(obey);
+        drop(executor);
         self.connection.is_empty(); // shuts the connection down: the owner notices now, not only when the last reference is dropped
         lock(&self.state).has_ended = true;
         self.changed.notify_all();
     }
 
     /// Handles the next message, or waits for it. `false` if the owner has ended, or sent an invalid message.
-    fn take(&self, obey: &mut impl Obey) -> bool {
+    fn take(&self, executor: &mut impl Executor) -> bool {
         let mut buffer: Buffer = [0; _];
         let message = match socket::receive(&self.connection, &mut buffer) {
             Came::Message(len) => FromOwner::parse(&buffer[..len]),
@@ -291,7 +293,7 @@ impl Shared {
         };
         match message {
             Some(FromOwner::Order(number, order)) => {
-                let outcome = obey.obey(&order);
+                let outcome = executor.execute(&order);
                 self.send(&FromMember::Outcome(number, outcome), Instant::now() + CALL)
             }
             Some(FromOwner::Answer(number, answer)) => {
@@ -304,10 +306,10 @@ impl Shared {
                 true
             }
             Some(FromOwner::Event(target, event)) => {
-                obey.hear(target, event);
+                executor.handle_event(target, event);
                 true
             }
-            Some(FromOwner::Welcome(_) | FromOwner::Unlike(_)) | None => false,
+            Some(FromOwner::Welcome(_) | FromOwner::VersionMismatch(_)) | None => false,
         }
     }
 }

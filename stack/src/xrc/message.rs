@@ -9,7 +9,7 @@ use super::bytes::{Field, Reader};
 use super::refusal::{Reason, Refusal, TEXT_MAX};
 use crate::device::{AsyncEvent, AttrMask, Qpn};
 
-/// The protocol version: of everything here except [`FromMember::Hello`] and [`FromOwner::Unlike`].
+/// The protocol version: of everything here except [`FromMember::Hello`] and [`FromOwner::VersionMismatch`].
 pub const VERSION: u32 = 1;
 /// Length of a message in bytes, at most.
 pub const MESSAGE_MAX: usize = 512;
@@ -36,7 +36,7 @@ pub enum Call {
     /// Adds a shared receive queue with this number; answered once every target that receives has a leg to the member.
     NewSrq(u32),
     /// Removes the shared receive queue with this number.
-    SrqGone(u32),
+    RemoveSrq(u32),
     /// Creates a target, and returns a handle of it.
     Create,
     /// Takes one more handle of a target.
@@ -48,7 +48,7 @@ pub enum Call {
     /// Returns the attributes of a target of which the member has a handle.
     Query(Qpn),
     /// Creates a receive-only target and moves it to RTR; the open with this number is registered with it.
-    Alloc(u32, Attributes),
+    CreateReceiver(u32, Attributes),
     /// Modifies a receive-only target.
     ModifyReceiver(Qpn, Attributes, AttrMask),
     /// Returns the attributes of a receive-only target.
@@ -74,7 +74,7 @@ pub enum FromOwner {
     /// The answer to a hello of the same version: the number of other members that have the domain open.
     Welcome(u32),
     /// The answer to a hello of another version: the owner's version.
-    Unlike(u32),
+    VersionMismatch(u32),
     /// The answer to the call with this number.
     Answer(u32, Result<Answer, Refusal>),
     /// An order, with its number; the outcome carries the same number. Orders are executed one after the other.
@@ -154,7 +154,7 @@ impl FromOwner {
     pub fn encode(&self) -> Vec<u8> {
         let mut to = Vec::new();
         match self {
-            Self::Unlike(version) => {
+            Self::VersionMismatch(version) => {
                 to.push(0);
                 MAGIC.write(&mut to);
                 version.write(&mut to);
@@ -189,7 +189,7 @@ impl FromOwner {
                 0 if from.get::<u64>()? == MAGIC => {
                     let version = from.get()?;
                     from.0 = &[];
-                    Self::Unlike(version)
+                    Self::VersionMismatch(version)
                 }
                 1 => Self::Welcome(from.get()?),
                 2 => Self::Answer(from.get()?, from.get()?),
@@ -216,13 +216,13 @@ impl Field for Call {
     fn write(&self, to: &mut Vec<u8>) {
         match self {
             Self::NewSrq(number) => (1_u8, *number).write(to),
-            Self::SrqGone(number) => (2_u8, *number).write(to),
+            Self::RemoveSrq(number) => (2_u8, *number).write(to),
             Self::Create => 3_u8.write(to),
             Self::Open(qpn) => (4_u8, *qpn).write(to),
             Self::Close(qpn) => (5_u8, *qpn).write(to),
             Self::Modify(qpn, attr, mask) => (6_u8, *qpn, *attr, *mask).write(to),
             Self::Query(qpn) => (7_u8, *qpn).write(to),
-            Self::Alloc(open, attr) => (8_u8, *open, *attr).write(to),
+            Self::CreateReceiver(open, attr) => (8_u8, *open, *attr).write(to),
             Self::ModifyReceiver(qpn, attr, mask) => (9_u8, *qpn, *attr, *mask).write(to),
             Self::QueryReceiver(qpn) => (10_u8, *qpn).write(to),
             Self::Register(open, qpn) => (11_u8, *open, *qpn).write(to),
@@ -232,13 +232,13 @@ impl Field for Call {
     fn read(from: &mut Reader<'_>) -> Option<Self> {
         Some(match from.get::<u8>()? {
             1 => Self::NewSrq(srqn(from)?),
-            2 => Self::SrqGone(srqn(from)?),
+            2 => Self::RemoveSrq(srqn(from)?),
             3 => Self::Create,
             4 => Self::Open(from.get()?),
             5 => Self::Close(from.get()?),
             6 => Self::Modify(from.get()?, from.get()?, from.get()?),
             7 => Self::Query(from.get()?),
-            8 => Self::Alloc(from.get()?, from.get()?),
+            8 => Self::CreateReceiver(from.get()?, from.get()?),
             9 => Self::ModifyReceiver(from.get()?, from.get()?, from.get()?),
             10 => Self::QueryReceiver(from.get()?),
             11 => Self::Register(from.get()?, from.get()?),
@@ -357,13 +357,13 @@ mod tests {
             (said_attributes(), AttrMask::from_bits_retain(u32::MAX), Qpn::new(0xff_ffff));
         vec![
             Call::NewSrq(1),
-            Call::SrqGone(SRQN_MAX),
+            Call::RemoveSrq(SRQN_MAX),
             Call::Create,
             Call::Open(qpn),
             Call::Close(qpn),
             Call::Modify(qpn, attr, mask),
             Call::Query(qpn),
-            Call::Alloc(7, attr),
+            Call::CreateReceiver(7, attr),
             Call::ModifyReceiver(qpn, attr, mask),
             Call::QueryReceiver(qpn),
             Call::Register(u32::MAX, qpn),
@@ -395,7 +395,7 @@ mod tests {
         let (attr, mask, qpn) = (said_attributes(), AttrMask::ACCESS_FLAGS, Qpn::new(5));
         let answers = [Answer::Done, Answer::Target(qpn), Answer::Attributes(attr)];
         let orders = [Order::Make(qpn, attr), Order::Modify(qpn, attr, mask), Order::End(qpn)];
-        let mut all = vec![FromOwner::Welcome(u32::MAX), FromOwner::Unlike(77)];
+        let mut all = vec![FromOwner::Welcome(u32::MAX), FromOwner::VersionMismatch(77)];
         all.extend(answers.into_iter().map(|answer| FromOwner::Answer(4, Ok(answer))));
         all.extend(refusals().into_iter().map(|refusal| FromOwner::Answer(5, Err(refusal))));
         all.extend(orders.into_iter().map(|order| FromOwner::Order(6, order)));
@@ -435,7 +435,7 @@ mod tests {
             assert_eq!(FromMember::parse(&[&bytes[..], &[0]].concat()), None, "{message:?} and a byte");
         }
         for message in of_owners() {
-            if ends_with_text(&format!("{message:?}")) || matches!(message, FromOwner::Unlike(_)) {
+            if ends_with_text(&format!("{message:?}")) || matches!(message, FromOwner::VersionMismatch(_)) {
                 continue;
             }
             let bytes = message.encode();
@@ -488,11 +488,11 @@ mod tests {
     #[test]
     fn another_version_is_told_whatever_else_it_says() {
         let hello = FromMember::Hello(VERSION + 1).encode();
-        let unlike = FromOwner::Unlike(9).encode();
+        let unlike = FromOwner::VersionMismatch(9).encode();
         for more in [&[][..], &[1, 2, 3]] {
             let longer = |bytes: &[u8]| [bytes, more].concat();
             assert_eq!(FromMember::parse(&longer(&hello)), Some(FromMember::Hello(VERSION + 1)));
-            assert_eq!(FromOwner::parse(&longer(&unlike)), Some(FromOwner::Unlike(9)));
+            assert_eq!(FromOwner::parse(&longer(&unlike)), Some(FromOwner::VersionMismatch(9)));
         }
         let mut other = hello;
         other[1] ^= 1;

@@ -79,15 +79,15 @@ impl<D: Domain> Owner<D> {
     /// Handles a message of a member, or of a process that is to become one.
     pub fn handle_message(&mut self, now: Instant, id: MemberId, message: FromMember) {
         let Some(member) = self.members.get_mut(&id) else { return };
-        match (message, member.is_in()) {
+        match (message, member.is_member()) {
             (FromMember::Hello(VERSION), false) => {
-                let others = self.members.values().filter(|member| member.is_in()).count() as u32;
-                self.members.entry(id).and_modify(|member| member.hello_until = None);
+                let others = self.members.values().filter(|member| member.is_member()).count() as u32;
+                self.members.entry(id).and_modify(|member| member.hello_deadline = None);
                 self.empty_since = None;
                 self.send(id, FromOwner::Welcome(others));
             }
             (FromMember::Hello(_), false) => {
-                self.send(id, FromOwner::Unlike(VERSION));
+                self.send(id, FromOwner::VersionMismatch(VERSION));
                 self.end(now, id);
             }
             (FromMember::Call(number, call), true) if member.pending.is_none() => {
@@ -130,7 +130,7 @@ impl<D: Domain> Owner<D> {
 
     /// Drops the members whose deadline has passed.
     pub fn handle_timeout(&mut self, now: Instant) {
-        let is_late = |member: &Member| member.until().is_some_and(|until| until <= now);
+        let is_late = |member: &Member| member.deadline().is_some_and(|deadline| deadline <= now);
         let late: Vec<_> = self.members.iter().filter(|(_, m)| is_late(m)).map(|(id, _)| *id).collect();
         for id in late {
             tracing::warn!(
@@ -143,7 +143,7 @@ impl<D: Domain> Owner<D> {
 
     /// When to call [`handle_timeout`](Self::handle_timeout) next.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.members.values().filter_map(Member::until).min()
+        self.members.values().filter_map(Member::deadline).min()
     }
 
     /// The next action for the caller.
@@ -172,13 +172,13 @@ impl<D: Domain> Owner<D> {
         }
     }
 
-    /// Queues an order for a member. The call of `asker`, if given, waits for it. Returns the order's number.
-    fn order(&mut self, now: Instant, id: MemberId, asker: Option<MemberId>, order: Order) -> u32 {
+    /// Queues an order for a member. The call of `caller`, if given, waits for it. Returns the order's number.
+    fn order(&mut self, now: Instant, id: MemberId, caller: Option<MemberId>, order: Order) -> u32 {
         self.last_order = self.last_order.wrapping_add(1);
         let number = self.last_order;
         let Some(member) = self.members.get_mut(&id) else { return number };
-        member.order(now, number, order, asker);
-        let pending = asker.and_then(|asker| self.members.get_mut(&asker)?.pending.as_mut());
+        member.order(now, number, order, caller);
+        let pending = caller.and_then(|caller| self.members.get_mut(&caller)?.pending.as_mut());
         if let Some(pending) = pending {
             pending.left += 1;
         }
@@ -218,12 +218,12 @@ impl<D: Domain> Owner<D> {
         let answer = |answer| Ok((Then::Answer(answer), Legs::AsTheyAre));
         match call {
             Call::NewSrq(srq) => self.reserve(id, srq).map(|()| (Then::Srq(srq), Legs::To(id))),
-            Call::Alloc(open, attr) => {
-                self.alloc(id, open, &attr).map(|qpn| (Then::Allocated(qpn), Legs::Of(qpn)))
+            Call::CreateReceiver(open, attr) => {
+                self.create_receiver(id, open, &attr).map(|qpn| (Then::ReceiverCreated(qpn), Legs::Of(qpn)))
             }
             Call::Modify(qpn, attr, mask) => self.modify(now, id, (qpn, false), &attr, mask),
             Call::ModifyReceiver(qpn, attr, mask) => self.modify(now, id, (qpn, true), &attr, mask),
-            Call::SrqGone(srq) => self.release(id, srq).and_then(|()| answer(Answer::Done)),
+            Call::RemoveSrq(srq) => self.release(id, srq).and_then(|()| answer(Answer::Done)),
             Call::Create => self.create(id).and_then(|qpn| answer(Answer::Target(qpn))),
             Call::Open(qpn) => self.open(id, qpn).and_then(|attr| answer(Answer::Attributes(attr))),
             Call::Close(qpn) => self.close(now, id, qpn).and_then(|()| answer(Answer::Done)),
@@ -244,8 +244,8 @@ impl<D: Domain> Owner<D> {
     }
 
     /// One order of a member's call, or the call itself, is done. Answers the call after the last of them.
-    fn settle(&mut self, now: Instant, asker: MemberId, failed: Option<Refusal>) {
-        let Some(member) = self.members.get_mut(&asker) else { return };
+    fn settle(&mut self, now: Instant, caller: MemberId, failed: Option<Refusal>) {
+        let Some(member) = self.members.get_mut(&caller) else { return };
         let Some(pending) = &mut member.pending else { return };
         pending.left -= 1;
         if pending.failed.is_none() {
@@ -256,25 +256,25 @@ impl<D: Domain> Owner<D> {
         }
         let Some(Pending { number, then, failed, .. }) = member.pending.take() else { return };
         let result = match failed {
-            None => self.complete(asker, then),
+            None => self.complete(caller, then),
             Some(refusal) => {
-                self.undo(now, asker, &then);
+                self.undo(now, caller, &then);
                 Err(refusal)
             }
         };
-        self.answer(asker, number, result);
+        self.answer(caller, number, result);
     }
 
     /// Completes a call whose orders have all been executed.
-    fn complete(&mut self, asker: MemberId, then: Then) -> Result<Answer, Refusal> {
+    fn complete(&mut self, caller: MemberId, then: Then) -> Result<Answer, Refusal> {
         match then {
             Then::Answer(answer) => Ok(answer),
             Then::Receives(_) => Ok(Answer::Done),
-            Then::Allocated(qpn) => Ok(Answer::Target(qpn)),
-            Then::Srq(srq) => match self.domain.set_srq_owner(srq, Some(asker)) {
+            Then::ReceiverCreated(qpn) => Ok(Answer::Target(qpn)),
+            Then::Srq(srq) => match self.domain.set_srq_owner(srq, Some(caller)) {
                 Ok(()) => Ok(Answer::Done),
                 Err(refusal) => {
-                    self.forget_srq(asker, srq);
+                    self.forget_srq(caller, srq);
                     Err(refusal)
                 }
             },
@@ -282,11 +282,11 @@ impl<D: Domain> Owner<D> {
     }
 
     /// Undoes a call whose legs could not be made.
-    fn undo(&mut self, now: Instant, asker: MemberId, then: &Then) {
+    fn undo(&mut self, now: Instant, caller: MemberId, then: &Then) {
         match *then {
             Then::Answer(_) => {}
-            Then::Srq(srq) => self.forget_srq(asker, srq),
-            Then::Allocated(qpn) => self.destroy(now, qpn),
+            Then::Srq(srq) => self.forget_srq(caller, srq),
+            Then::ReceiverCreated(qpn) => self.destroy(now, qpn),
             Then::Receives(qpn) => {
                 self.end_legs_of(now, qpn);
                 if let Some(entry) = self.targets.get(&qpn) {
@@ -345,7 +345,7 @@ impl<D: Domain> Owner<D> {
         qpn
     }
 
-    fn alloc(&mut self, id: MemberId, open: u32, attr: &Attributes) -> Result<Qpn, Refusal> {
+    fn create_receiver(&mut self, id: MemberId, open: u32, attr: &Attributes) -> Result<Qpn, Refusal> {
         let target = self.domain.create()?;
         for (from, to) in [(QpState::Reset, QpState::Init), (QpState::Init, QpState::Rtr)] {
             let next = Attributes { attr: QpAttr { qp_state: to, ..attr.attr }, ..*attr };
@@ -445,11 +445,11 @@ fn receives(state: QpState) -> bool {
 
 // Legs.
 impl<D: Domain> Owner<D> {
-    /// Makes a leg to a member. The call of `asker` waits for its shadow.
-    fn make_leg(&mut self, now: Instant, asker: MemberId, qpn: Qpn, id: MemberId) -> Result<(), Refusal> {
+    /// Makes a leg to a member. The call of `caller` waits for its shadow.
+    fn make_leg(&mut self, now: Instant, caller: MemberId, qpn: Qpn, id: MemberId) -> Result<(), Refusal> {
         let Some(entry) = self.targets.get(&qpn) else { return Ok(()) };
         let attr = entry.target.add_leg(id)?;
-        let number = self.order(now, id, Some(asker), Order::Make(qpn, attr));
+        let number = self.order(now, id, Some(caller), Order::Make(qpn, attr));
         if let Some(entry) = self.targets.get_mut(&qpn) {
             entry.legs.insert(id, number);
         }
@@ -466,13 +466,13 @@ impl<D: Domain> Owner<D> {
     }
 
     /// Makes the legs of a target that receives from now on.
-    fn make_legs_of(&mut self, now: Instant, asker: MemberId, qpn: Qpn) -> Result<(), Refusal> {
+    fn make_legs_of(&mut self, now: Instant, caller: MemberId, qpn: Qpn) -> Result<(), Refusal> {
         if let Some(entry) = self.targets.get_mut(&qpn) {
             entry.is_stopped = false;
         }
         let with_queue = self.members.iter().filter(|(_, member)| !member.srqs.is_empty());
         let ids: Vec<_> = with_queue.map(|(id, _)| *id).collect();
-        ids.into_iter().try_for_each(|id| self.make_leg(now, asker, qpn, id))
+        ids.into_iter().try_for_each(|id| self.make_leg(now, caller, qpn, id))
     }
 
     fn end_legs_of(&mut self, now: Instant, qpn: Qpn) {
@@ -487,17 +487,17 @@ impl<D: Domain> Owner<D> {
     }
 
     /// Orders the shadows of a target to enter ERR, so that their messages in progress end.
-    fn stop(&mut self, now: Instant, asker: Option<MemberId>, qpn: Qpn) {
+    fn stop(&mut self, now: Instant, caller: Option<MemberId>, qpn: Qpn) {
         if let Some(entry) = self.targets.get_mut(&qpn) {
             entry.is_stopped = true;
         }
-        self.order_shadows(now, asker, qpn, &Order::Modify(qpn, into(QpState::Err), AttrMask::STATE));
+        self.order_shadows(now, caller, qpn, &Order::Modify(qpn, into(QpState::Err), AttrMask::STATE));
     }
 
-    fn order_shadows(&mut self, now: Instant, asker: Option<MemberId>, qpn: Qpn, order: &Order) {
+    fn order_shadows(&mut self, now: Instant, caller: Option<MemberId>, qpn: Qpn, order: &Order) {
         let legs = self.targets.get(&qpn).map(|entry| entry.legs.keys().copied().collect::<Vec<_>>());
         for id in legs.into_iter().flatten() {
-            self.order(now, id, asker, *order);
+            self.order(now, id, caller, *order);
         }
     }
 
@@ -517,7 +517,7 @@ impl<D: Domain> Owner<D> {
             (Order::Modify(..) | Order::End(_), Ok(Outcome::Done)) => None,
             (_, Ok(_)) => {
                 // The call waits no longer, whatever becomes of the member.
-                ordered.asker.into_iter().for_each(|asker| self.settle(now, asker, None));
+                ordered.caller.into_iter().for_each(|caller| self.settle(now, caller, None));
                 return None;
             }
             (order, Err(refusal)) => {
@@ -528,8 +528,8 @@ impl<D: Domain> Owner<D> {
             }
         };
         // A failure in a member fails only its own call.
-        if let Some(asker) = ordered.asker {
-            self.settle(now, asker, failed.filter(|_| asker == id));
+        if let Some(caller) = ordered.caller {
+            self.settle(now, caller, failed.filter(|_| caller == id));
         }
         Some(())
     }
@@ -555,7 +555,7 @@ impl<D: Domain> Owner<D> {
     fn end(&mut self, now: Instant, id: MemberId) {
         let Some(member) = self.members.remove(&id) else { return };
         self.out.push_back(Output::End(id));
-        let was_in = member.is_in();
+        let was_member = member.is_member();
         for srq in &member.srqs {
             self.srqs.remove(srq);
             // Refused only if the device has failed.
@@ -567,10 +567,10 @@ impl<D: Domain> Owner<D> {
                 entry.target.remove_leg(id);
             }
         }
-        for asker in member.into_orders().filter_map(|ordered| ordered.asker) {
-            self.settle(now, asker, None);
+        for caller in member.into_orders().filter_map(|ordered| ordered.caller) {
+            self.settle(now, caller, None);
         }
-        if was_in && !self.members.values().any(Member::is_in) {
+        if was_member && !self.members.values().any(Member::is_member) {
             // The targets end with the domain's last open.
             self.targets.clear();
             self.empty_since = Some(now);

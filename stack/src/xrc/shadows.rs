@@ -10,11 +10,11 @@ use crate::device::{
 };
 
 /// Executes the owner's orders, on a separate thread.
-pub(super) trait Obey: Send {
+pub(super) trait Executor: Send {
     /// Executes an order.
-    fn obey(&mut self, order: &Order) -> Result<Outcome, Refusal>;
+    fn execute(&mut self, order: &Order) -> Result<Outcome, Refusal>;
     /// Handles an event of a target of which this process has a handle.
-    fn hear(&mut self, target: Qpn, event: AsyncEvent);
+    fn handle_event(&mut self, target: Qpn, event: AsyncEvent);
 }
 
 /// The shadows in this process, by target.
@@ -46,8 +46,8 @@ impl Shadows {
     }
 }
 
-impl Obey for Shadows {
-    fn obey(&mut self, order: &Order) -> Result<Outcome, Refusal> {
+impl Executor for Shadows {
+    fn execute(&mut self, order: &Order) -> Result<Outcome, Refusal> {
         match order {
             Order::Make(target, attr) => {
                 if self.made.contains_key(target) {
@@ -76,7 +76,7 @@ impl Obey for Shadows {
         }
     }
 
-    fn hear(&mut self, target: Qpn, event: AsyncEvent) {
+    fn handle_event(&mut self, target: Qpn, event: AsyncEvent) {
         self.domain.device().raise(event, EventElement::Qp(target));
     }
 }

@@ -231,7 +231,7 @@ impl SharedXrcd {
     /// [`XrcError`].
     pub fn open_qp(self: &Arc<Self>, qpn: Qpn) -> Result<SharedTarget, XrcError> {
         let membership = self.domain.membership()?;
-        let attr = self.heard(membership.call(Call::Open(qpn))?)?;
+        let attr = self.attributes_from_owner(membership.call(Call::Open(qpn))?)?;
         SharedTarget::new(self.clone(), membership, qpn, attr.qp_state)
     }
 
@@ -240,7 +240,11 @@ impl SharedXrcd {
     /// # Errors
     /// [`XrcError`].
     pub fn create_receiver(&self, attr: &QpAttr) -> Result<Qpn, XrcError> {
-        match self.domain.membership()?.call(Call::Alloc(self.open, self.said(attr, AttrMask::AV)?))? {
+        match self
+            .domain
+            .membership()?
+            .call(Call::CreateReceiver(self.open, self.attributes_to_owner(attr, AttrMask::AV)?))?
+        {
             Answer::Target(qpn) => Ok(qpn),
             _ => Err(XrcError::Ended),
         }
@@ -251,7 +255,10 @@ impl SharedXrcd {
     /// # Errors
     /// [`XrcError`].
     pub fn modify_receiver(&self, qpn: Qpn, attr: &QpAttr, mask: AttrMask) -> Result<(), XrcError> {
-        self.domain.membership()?.call(Call::ModifyReceiver(qpn, self.said(attr, mask)?, mask)).map(drop)
+        self.domain
+            .membership()?
+            .call(Call::ModifyReceiver(qpn, self.attributes_to_owner(attr, mask)?, mask))
+            .map(drop)
     }
 
     /// The attributes of a receive-only target.
@@ -259,7 +266,7 @@ impl SharedXrcd {
     /// # Errors
     /// [`XrcError`].
     pub fn query_receiver(&self, qpn: Qpn) -> Result<QpAttr, XrcError> {
-        self.heard(self.domain.membership()?.call(Call::QueryReceiver(qpn))?)
+        self.attributes_from_owner(self.domain.membership()?.call(Call::QueryReceiver(qpn))?)
     }
 
     /// Registers this open with a receive-only target.
@@ -279,12 +286,12 @@ impl SharedXrcd {
     }
 
     /// Converts attributes for the owner.
-    fn said(&self, attr: &QpAttr, mask: AttrMask) -> Result<Attributes, XrcError> {
+    fn attributes_to_owner(&self, attr: &QpAttr, mask: AttrMask) -> Result<Attributes, XrcError> {
         Ok(Attributes::of(self.device(), attr, mask)?)
     }
 
     /// Converts attributes from the owner.
-    fn heard(&self, answer: Answer) -> Result<QpAttr, XrcError> {
+    fn attributes_from_owner(&self, answer: Answer) -> Result<QpAttr, XrcError> {
         match answer {
             Answer::Attributes(attr) => attr.on(self.device()).map_err(XrcError::Refused),
             // The owner sent an invalid answer.
@@ -310,7 +317,7 @@ impl SharedXrcd {
 impl Drop for SrqNumber {
     fn drop(&mut self) {
         // Fails only if the owner has ended, and the number with it.
-        let _ = self.membership.call(Call::SrqGone(self.number));
+        let _ = self.membership.call(Call::RemoveSrq(self.number));
     }
 }
 
@@ -356,7 +363,7 @@ impl SharedTarget {
     /// [`XrcError`].
     pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), XrcError> {
         self.device().check_outside_turn()?;
-        self.membership.call(Call::Modify(self.qpn, self.xrcd.said(attr, mask)?, mask))?;
+        self.membership.call(Call::Modify(self.qpn, self.xrcd.attributes_to_owner(attr, mask)?, mask))?;
         if mask.contains(AttrMask::STATE) {
             *lock(&self.state) = attr.qp_state;
         }
@@ -369,7 +376,7 @@ impl SharedTarget {
     /// [`XrcError`].
     pub fn query(&self) -> Result<QpAttr, XrcError> {
         self.device().check_outside_turn()?;
-        let attr = self.xrcd.heard(self.membership.call(Call::Query(self.qpn))?)?;
+        let attr = self.xrcd.attributes_from_owner(self.membership.call(Call::Query(self.qpn))?)?;
         *lock(&self.state) = attr.qp_state;
         Ok(attr)
     }

@@ -123,8 +123,8 @@ extern "C" fn becomes_program(job: *mut c_void) -> c_int {
     unsafe {
         libc::setsid();
         libc::chdir(c"/".as_ptr());
-        if has_no_descriptors() {
-            takes_signals_as_usual();
+        if close_descriptors() {
+            reset_signals();
             libc::execve((*job).program, (*job).args, (*job).env);
         }
         (*job).error = *libc::__errno_location();
@@ -136,7 +136,7 @@ extern "C" fn becomes_program(job: *mut c_void) -> c_int {
 ///
 /// # Safety
 /// Only for a process that does not need its file descriptors.
-unsafe fn has_no_descriptors() -> bool {
+unsafe fn close_descriptors() -> bool {
     // Raw system calls: functions of the C library are cancellation points, and the C face replaces some of them. SAFETY: as the caller
     // promises; system calls on numbers and a constant.
     unsafe {
@@ -161,7 +161,7 @@ unsafe fn has_no_descriptors() -> bool {
 ///
 /// # Safety
 /// Only for a process with signal dispositions of its own.
-unsafe fn takes_signals_as_usual() {
+unsafe fn reset_signals() {
     // The kernel's structure: handler, flags, restorer, signal mask. All zeros mean the default disposition.
     let usual = [0_usize; 8];
     // SAFETY: as the caller promises; the system call reads the structure, and the sets are local. (A raw call, because the C library's

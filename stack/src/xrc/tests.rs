@@ -15,7 +15,7 @@ use attributes::Attributes;
 use membership::{Membership, Patience, join};
 use message::{Answer, Call, FromMember, FromOwner, Order, Outcome, VERSION};
 use owner::tests::{FakeDomain, Shared};
-use shadows::Obey;
+use shadows::Executor;
 use socket::Came;
 
 const LINGER: Duration = Duration::from_millis(50);
@@ -44,10 +44,10 @@ fn own(file: &DomainFile, linger: Duration) -> Running {
 }
 
 /// Reports what it receives.
-struct Says(mpsc::Sender<String>);
+struct Reporter(mpsc::Sender<String>);
 
-impl Obey for Says {
-    fn obey(&mut self, order: &Order) -> Result<Outcome, Refusal> {
+impl Executor for Reporter {
+    fn execute(&mut self, order: &Order) -> Result<Outcome, Refusal> {
         let (what, outcome) = match order {
             Order::Make(target, _) => (format!("make {target:?}"), Outcome::Shadow(Qpn::new(7))),
             Order::Modify(target, ..) => (format!("modify {target:?}"), Outcome::Done),
@@ -56,7 +56,7 @@ impl Obey for Says {
         self.0.send(what).unwrap();
         Ok(outcome)
     }
-    fn hear(&mut self, target: Qpn, event: AsyncEvent) {
+    fn handle_event(&mut self, target: Qpn, event: AsyncEvent) {
         self.0.send(format!("{target:?} {}", event.name())).unwrap();
     }
 }
@@ -64,7 +64,7 @@ impl Obey for Says {
 fn member(file: &DomainFile) -> (Membership, mpsc::Receiver<String>) {
     let (says, hears) = mpsc::channel();
     let welcomed = join(file, None, PATIENCE).unwrap().expect("it has an owner");
-    (Membership::new(welcomed, Says(says), PATIENCE).unwrap(), hears)
+    (Membership::new(welcomed, Reporter(says), PATIENCE).unwrap(), hears)
 }
 
 fn to(qpn: Qpn, state: QpState) -> Call {
@@ -170,7 +170,7 @@ fn who_says_nonsense_is_sent_away_and_others_are_served() {
     }
     let unlike = by_hand(&file);
     send(&unlike, &FromMember::Hello(VERSION + 1).encode());
-    assert_eq!((next(&unlike), next(&unlike)), (Some(FromOwner::Unlike(VERSION)), None));
+    assert_eq!((next(&unlike), next(&unlike)), (Some(FromOwner::VersionMismatch(VERSION)), None));
     drop(good);
     owner.thread.join().unwrap().unwrap();
 }
@@ -250,7 +250,7 @@ fn an_owner_that_is_silent_or_gone_or_mad_is_given_up() {
         let connection = std::thread::scope(|scope| {
             let connection = scope.spawn(|| welcome(&listener, &FromOwner::Welcome(0)));
             let welcomed = join(&file, None, PATIENCE).unwrap().unwrap();
-            let member = Membership::new(welcomed, Says(mpsc::channel().0), patience).unwrap();
+            let member = Membership::new(welcomed, Reporter(mpsc::channel().0), patience).unwrap();
             let connection = act(connection.join().unwrap());
             let error = member.call(Call::Create).unwrap_err();
             match what {
@@ -270,9 +270,9 @@ fn an_owner_of_another_version_is_told_from_one_that_does_not_come_up() {
     let file = a_file();
     let listener = by_hand_owner(&file);
     std::thread::scope(|scope| {
-        scope.spawn(|| welcome(&listener, &FromOwner::Unlike(77)));
+        scope.spawn(|| welcome(&listener, &FromOwner::VersionMismatch(77)));
         let error = join(&file, None, PATIENCE).unwrap_err();
-        assert!(matches!(error, XrcError::Unlike { ours: VERSION, theirs: 77 }), "{error:?}");
+        assert!(matches!(error, XrcError::VersionMismatch { ours: VERSION, theirs: 77 }), "{error:?}");
     });
     let short = Patience { up: Duration::from_millis(20), ..PATIENCE };
     let error = join(&file, None, short).unwrap_err();

@@ -173,7 +173,7 @@ impl Host {
     }
 
     /// Has a member execute its orders. Returns them.
-    fn obey(&mut self, id: MemberId) -> Vec<Order> {
+    fn execute(&mut self, id: MemberId) -> Vec<Order> {
         let mut done = Vec::new();
         loop {
             let orders = self.orders(id);
@@ -206,7 +206,7 @@ impl Host {
         let qpn = self.target(id);
         self.begin(id, to(qpn, QpState::Rtr));
         let members: Vec<_> = self.said.keys().copied().collect();
-        members.into_iter().for_each(|member| drop(self.obey(member)));
+        members.into_iter().for_each(|member| drop(self.execute(member)));
         assert_eq!(self.answer(id), Some(Ok(Answer::Done)));
         qpn
     }
@@ -215,7 +215,7 @@ impl Host {
     fn with_srq(&mut self, number: u32) -> MemberId {
         let id = self.join();
         self.begin(id, Call::NewSrq(number));
-        self.obey(id);
+        self.execute(id);
         assert_eq!(self.answer(id), Some(Ok(Answer::Done)));
         id
     }
@@ -251,7 +251,7 @@ fn a_shared_receive_queue_is_there_when_its_process_has_shadows_of_all_targets_t
     host.begin(member, Call::NewSrq(7));
     assert_eq!(host.answer(member), None);
     assert!(host.world.borrow().srqs.is_empty(), "nothing is routed to it yet");
-    let made: Vec<_> = host.obey(member).iter().map(target_of).collect();
+    let made: Vec<_> = host.execute(member).iter().map(target_of).collect();
     assert_eq!(made, [one, two], "and none of {idle:?}");
     assert_eq!(host.answer(member), Some(Ok(Answer::Done)));
     assert_eq!(host.world.borrow().srqs.get(&7), Some(&member));
@@ -260,7 +260,7 @@ fn a_shared_receive_queue_is_there_when_its_process_has_shadows_of_all_targets_t
     }
     // The second queue needs no further shadows.
     assert_eq!(host.call(member, Call::NewSrq(8)), Ok(Answer::Done));
-    assert_eq!(host.call(member, Call::SrqGone(7)), Ok(Answer::Done));
+    assert_eq!(host.call(member, Call::RemoveSrq(7)), Ok(Answer::Done));
     assert_eq!(host.world.borrow().srqs.keys().copied().collect::<Vec<_>>(), [8]);
 }
 
@@ -273,11 +273,11 @@ fn a_target_receives_when_all_processes_with_queues_have_their_shadows() {
     assert_eq!(host.call(maker, to(target, QpState::Init)), Ok(Answer::Done));
     host.begin(maker, to(target, QpState::Rtr));
     assert_eq!((host.orders(idle), host.orders(maker)), (vec![], vec![]), "they have no queues");
-    host.obey(one);
+    host.execute(one);
     assert_eq!(host.answer(maker), None);
     // Other members are served meanwhile.
     assert!(host.call(idle, Call::Open(target)).is_ok());
-    host.obey(two);
+    host.execute(two);
     assert_eq!(host.answer(maker), Some(Ok(Answer::Done)));
     let attr = host.call(maker, Call::Query(target));
     assert!(matches!(attr, Ok(Answer::Attributes(attr)) if attr.attr.qp_state == QpState::Rtr), "{attr:?}");
@@ -290,7 +290,7 @@ fn who_does_not_answer_in_time_is_dropped_and_holds_up_nobody_any_longer() {
     let (good, silent) = (host.with_srq(1), host.with_srq(2));
     let target = host.target(maker);
     host.begin(maker, to(target, QpState::Rtr));
-    host.obey(good);
+    host.execute(good);
     assert_eq!(host.owner.poll_timeout(), Some(host.now + PATIENCE));
     host.now += PATIENCE - Duration::from_millis(1);
     host.owner.handle_timeout(host.now);
@@ -313,7 +313,11 @@ fn a_number_has_one_queue_until_that_is_gone() {
     let (one, two) = (host.with_srq(5), host.join());
     let taken = host.call(two, Call::NewSrq(5)).unwrap_err();
     assert_eq!(taken.reason, Reason::Taken);
-    assert_eq!(host.call(two, Call::SrqGone(5)).unwrap_err().reason, Reason::Invalid, "it is another one's");
+    assert_eq!(
+        host.call(two, Call::RemoveSrq(5)).unwrap_err().reason,
+        Reason::Invalid,
+        "it is another one's"
+    );
     host.leave(one);
     assert!(host.world.borrow().srqs.is_empty());
     assert_eq!(host.call(two, Call::NewSrq(5)), Ok(Answer::Done));
@@ -334,7 +338,7 @@ fn a_target_outlives_its_maker_until_the_last_handle_is_given_up() {
     assert_eq!(host.call(other, Call::Close(target)), Ok(Answer::Done));
     assert_eq!(host.state(target), Some(QpState::Rtr));
     assert_eq!(host.call(other, Call::Close(target)), Ok(Answer::Done));
-    assert_eq!((host.state(target), host.obey(other)), (None, vec![Order::End(target)]));
+    assert_eq!((host.state(target), host.execute(other)), (None, vec![Order::End(target)]));
     // A member that opens the target again can destroy it.
     assert!(host.call(other, Call::Open(lost)).is_ok());
     assert_eq!(host.call(other, Call::Close(lost)), Ok(Answer::Done));
@@ -376,9 +380,9 @@ fn who_joins_learns_whether_there_are_others() {
 fn a_receive_only_target_lives_until_the_last_registration_is_ended() {
     let mut host = Host::new();
     let (one, two, three) = (host.join(), host.with_srq(1), host.join());
-    host.begin(one, Call::Alloc(10, Attributes::default()));
+    host.begin(one, Call::CreateReceiver(10, Attributes::default()));
     assert_eq!(host.answer(one), None, "another one has a queue");
-    let target = target_of(&host.obey(two)[0]);
+    let target = target_of(&host.execute(two)[0]);
     assert_eq!(host.answer(one), Some(Ok(Answer::Target(target))));
     assert_eq!(host.state(target), Some(QpState::Rtr));
     // It has no handles, and any member may query it.
@@ -390,10 +394,10 @@ fn a_receive_only_target_lives_until_the_last_registration_is_ended() {
     assert_eq!(host.call(two, Call::Unregister(11, target)), Err(unknown(target)));
     host.leave(one);
     assert_eq!(host.call(two, Call::Unregister(10, target)), Ok(Answer::Done));
-    assert_eq!((host.state(target), host.obey(two)), (None, vec![Order::End(target)]));
+    assert_eq!((host.state(target), host.execute(two)), (None, vec![Order::End(target)]));
     // The end of a process does not destroy the target.
-    host.begin(three, Call::Alloc(1, Attributes::default()));
-    let target = target_of(&host.obey(two)[0]);
+    host.begin(three, Call::CreateReceiver(1, Attributes::default()));
+    let target = target_of(&host.execute(two)[0]);
     host.leave(three);
     assert_eq!(host.state(target), Some(QpState::Rtr));
     // A target with handles is not receive-only.
@@ -422,7 +426,7 @@ fn a_shadow_that_a_process_cannot_make_is_its_own_failure() {
     assert_eq!(host.answer(poor), Some(Err(refusal)));
     assert!(host.world.borrow().legs.is_empty() && !host.world.borrow().srqs.contains_key(&2));
     host.begin(poor, Call::NewSrq(2));
-    host.obey(poor);
+    host.execute(poor);
     assert_eq!(host.answer(poor), Some(Ok(Answer::Done)));
     assert_eq!(host.shadow_of(target, poor), Some(shadow(target, poor)));
 }
@@ -435,18 +439,18 @@ fn a_target_that_cannot_reach_all_is_in_reset_and_its_maker_is_told() {
     host.world.borrow_mut().is_full = true;
     assert_eq!(host.call(maker, to(target, QpState::Rtr)), Err(full()));
     assert_eq!(host.state(target), Some(QpState::Reset));
-    assert_eq!(host.call(maker, Call::Alloc(1, Attributes::default())), Err(full()));
+    assert_eq!(host.call(maker, Call::CreateReceiver(1, Attributes::default())), Err(full()));
     assert_eq!(host.world.borrow().states.len(), 1, "nothing is left of it");
     host.world.borrow_mut().is_full = false;
     host.begin(maker, to(target, QpState::Rtr));
-    assert_eq!(host.obey(other).len(), 1);
+    assert_eq!(host.execute(other).len(), 1);
     assert_eq!(host.answer(maker), Some(Ok(Answer::Done)));
     host.world.borrow_mut().is_full = true;
     let poor = host.join();
     assert_eq!(host.call(poor, Call::NewSrq(3)), Err(full()));
     host.world.borrow_mut().is_full = false;
     host.begin(poor, Call::NewSrq(3));
-    assert_eq!(host.obey(poor).len(), 1);
+    assert_eq!(host.execute(poor).len(), 1);
 }
 
 #[test]
@@ -473,7 +477,7 @@ fn shadows_follow_what_their_target_allows() {
     assert_eq!(host.call(maker, Call::Modify(target, attr, mask)), Ok(Answer::Done), "nothing of theirs");
     host.begin(maker, Call::Modify(target, attr, mask | AttrMask::ACCESS_FLAGS));
     assert_eq!(host.answer(maker), None);
-    assert_eq!(host.obey(other), [Order::Modify(target, attr, AttrMask::ACCESS_FLAGS)]);
+    assert_eq!(host.execute(other), [Order::Modify(target, attr, AttrMask::ACCESS_FLAGS)]);
     assert_eq!(host.answer(maker), Some(Ok(Answer::Done)));
 }
 
@@ -484,7 +488,7 @@ fn reset_ends_shadows_and_late_ones_are_not_used() {
     let (maker, other) = (host.join(), host.with_srq(1));
     let target = host.receiver(maker);
     assert_eq!(host.call(maker, to(target, QpState::Reset)), Ok(Answer::Done));
-    assert_eq!(host.obey(other), [Order::End(target)]);
+    assert_eq!(host.execute(other), [Order::End(target)]);
     let helper = host.join();
     assert!(host.call(helper, Call::Open(target)).is_ok());
     host.begin(maker, to(target, QpState::Rtr));
@@ -495,7 +499,7 @@ fn reset_ends_shadows_and_late_ones_are_not_used() {
     host.says(other, FromMember::Outcome(make, Ok(Outcome::Shadow(Qpn::new(1)))));
     assert_eq!((host.answer(maker), host.answer(helper)), (Some(Ok(Answer::Done)), None));
     assert_eq!(host.shadow_of(target, other), None);
-    assert!(matches!(host.obey(other)[..], [Order::End(_), Order::Make(..)]));
+    assert!(matches!(host.execute(other)[..], [Order::End(_), Order::Make(..)]));
     assert_eq!(host.answer(helper), Some(Ok(Answer::Done)));
     assert_eq!(host.shadow_of(target, other), Some(shadow(target, other)));
 }
@@ -514,7 +518,7 @@ fn a_target_that_fails_takes_its_shadows_along_once_and_its_holders_hear_of_it()
     for times in [1, 0] {
         host.owner.handle_event(host.now, target, AsyncEvent::QpFatal);
         host.collect();
-        let orders = host.obey(other);
+        let orders = host.execute(other);
         assert!(orders.len() == times && orders.iter().all(err), "{orders:?}");
     }
     for id in [maker, holder] {
@@ -525,7 +529,7 @@ fn a_target_that_fails_takes_its_shadows_along_once_and_its_holders_hear_of_it()
     assert_eq!(host.said[&other], [], "it has no handle");
     host.begin(maker, to(stopped, QpState::Err));
     assert_eq!(host.answer(maker), None, "until they have stopped");
-    assert!(host.obey(other).iter().all(err));
+    assert!(host.execute(other).iter().all(err));
     assert_eq!(host.answer(maker), Some(Ok(Answer::Done)));
 }
 
@@ -552,7 +556,7 @@ fn who_says_what_it_may_not_is_dropped_and_nobody_else() {
         }),
         ("a shadow for none", |host, id| {
             host.begin(id, Call::NewSrq(77));
-            host.obey(id);
+            host.execute(id);
             let target = *host.world.borrow().states.keys().next().unwrap();
             assert_eq!(host.answer(id), Some(Ok(Answer::Done)));
             assert!(host.call(id, Call::Open(target)).is_ok());
@@ -586,7 +590,7 @@ fn unlike_versions_are_told_and_who_says_nothing_is_dropped() {
     host.says(unlike, FromMember::Hello(VERSION + 1));
     assert_eq!(
         (host.said[&unlike].clone(), &host.ended[..]),
-        ([FromOwner::Unlike(VERSION)].into(), &[unlike][..])
+        ([FromOwner::VersionMismatch(VERSION)].into(), &[unlike][..])
     );
     let silent = host.owner.handle_connected(host.now);
     host.now += PATIENCE;
@@ -604,7 +608,7 @@ fn a_member_has_a_bounded_number_of_orders_under_way() {
     host.begin(member, Call::NewSrq(1));
     let sent = host.said[&member].len();
     assert!((1..=32).contains(&sent), "{sent} orders at once");
-    let made: Vec<_> = host.obey(member).iter().map(target_of).collect();
+    let made: Vec<_> = host.execute(member).iter().map(target_of).collect();
     assert_eq!((made, host.answer(member)), (targets, Some(Ok(Answer::Done))));
 }
 
@@ -615,7 +619,7 @@ fn the_end_of_a_caller_ends_its_call() {
     let target = host.target(maker);
     host.begin(maker, to(target, QpState::Rtr));
     host.leave(maker);
-    host.obey(other);
+    host.execute(other);
     assert_eq!(host.shadow_of(target, other), Some(shadow(target, other)));
     // And a member that is about to get a queue does not get it.
     let member = host.join();
@@ -647,12 +651,12 @@ fn any_call(rng: &mut Rng) -> Call {
     let mask = rng.pick(&[AttrMask::STATE, AttrMask::ACCESS_FLAGS, AttrMask::CAP]);
     match rng.below(13) {
         0..=2 => Call::NewSrq(srq),
-        3 => Call::SrqGone(srq),
+        3 => Call::RemoveSrq(srq),
         4 => Call::Create,
         5 => Call::Open(qpn),
         6 => Call::Close(qpn),
         7 | 8 => Call::Modify(qpn, into(state), mask),
-        9 => Call::Alloc(open, into(QpState::Reset)),
+        9 => Call::CreateReceiver(open, into(QpState::Reset)),
         10 => Call::ModifyReceiver(qpn, into(state), mask),
         11 => Call::Register(open, qpn),
         _ => Call::Unregister(open, qpn),
@@ -664,7 +668,7 @@ impl Host {
     fn ask(&mut self, id: MemberId, call: Call) -> Result<Answer, Refusal> {
         self.begin(id, call.clone());
         for _ in 0..3 {
-            self.obey(id);
+            self.execute(id);
             if let Some(answer) = self.answer(id) {
                 return answer;
             }
@@ -692,7 +696,7 @@ fn members_gone_mad_hurt_themselves_alone() {
                 (0, _) if others.len() < 6 => others.push(host.join()),
                 (1, Some(id)) => host.leave(id),
                 (2..=5, Some(id)) => host.begin(id, any_call(&mut rng)),
-                (6..=8, Some(id)) => drop(host.obey(id)),
+                (6..=8, Some(id)) => drop(host.execute(id)),
                 (9, Some(id)) => {
                     let outcome = match rng.below(3) {
                         0 => Ok(Outcome::Done),
@@ -708,14 +712,14 @@ fn members_gone_mad_hurt_themselves_alone() {
                     assert_eq!(host.ask(good, Call::NewSrq(srq)), Ok(Answer::Done), "seed {seed}");
                     assert_eq!(host.ask(good, to(qpn, QpState::Rtr)), Ok(Answer::Done), "seed {seed}");
                     assert_eq!(host.shadow_of(qpn, good), Some(shadow(qpn, good)), "seed {seed}");
-                    assert_eq!(host.ask(good, Call::SrqGone(srq)), Ok(Answer::Done), "seed {seed}");
+                    assert_eq!(host.ask(good, Call::RemoveSrq(srq)), Ok(Answer::Done), "seed {seed}");
                     assert_eq!(host.ask(good, Call::Close(qpn)), Ok(Answer::Done), "seed {seed}");
-                    host.obey(good);
+                    host.execute(good);
                     served += 1;
                 }
                 _ => host.now += PATIENCE / 4,
             }
-            host.obey(good);
+            host.execute(good);
             assert!(!host.ended.contains(&good), "seed {seed}");
             others.retain(|id| !host.ended.contains(id));
         }
