@@ -68,11 +68,11 @@ pub(super) struct Cell {
     polled: AtomicBool,
     /// Non-zero if posts need not wake the helper, because polling threads sleep for this shard now and then: the number of checks of the
     /// helper, without a turn of theirs, until posts wake it again.
-    left: AtomicU32,
+    poller_grace: AtomicU32,
 }
 
-/// See [`Cell::left`]: number of checks, a millisecond apart. A thread may be off its core for some time slices of the scheduler.
-const LEFT: u32 = 32;
+/// See [`Cell::poller_grace`]: number of checks, a millisecond apart. A thread may be off its core for some time slices of the scheduler.
+const POLLER_GRACE: u32 = 32;
 
 impl Cell {
     /// Whether the shard is dead: a holder panicked.
@@ -91,7 +91,7 @@ pub(super) struct Core {
     /// Counters that the program itself provides.
     pub tables: Tables,
     /// Whether polling a completion queue turns the shards that feed it.
-    pub callers_turn: bool,
+    pub callers_drive: bool,
     /// Whether threads of the device turn every shard all the time.
     pub dedicated: bool,
     clock: ClockSource,
@@ -123,7 +123,7 @@ impl Core {
                     turns: AtomicU32::new(0),
                     caller: AtomicU32::new(0),
                     polled: AtomicBool::new(false),
-                    left: AtomicU32::new(0),
+                    poller_grace: AtomicU32::new(0),
                 })
             })
             .collect();
@@ -135,7 +135,7 @@ impl Core {
             port,
             qps: QpList::default(),
             tables: Tables::default(),
-            callers_turn: *drive == Drive::Caller,
+            callers_drive: *drive == Drive::Caller,
             dedicated: matches!(drive, Drive::Dedicated { .. }),
             clock,
             stop: AtomicBool::new(false),
@@ -154,7 +154,7 @@ impl Core {
     /// Whether shards are turned without explicit calls of the program: by threads that poll, or by the device's own threads.
     #[inline]
     pub(super) fn turns_by_itself(&self) -> bool {
-        self.callers_turn || self.dedicated
+        self.callers_drive || self.dedicated
     }
 
     /// Whether this process is a forked child of the one that opened the device. It then leaves shards, locks and threads alone: any of
@@ -437,7 +437,7 @@ impl Core {
         for (_, cell) in self.cells.iter().enumerate().filter(|(i, _)| shards >> i & 1 != 0) {
             cell.polled.store(polled, Ordering::Relaxed);
             if polled {
-                cell.left.store(LEFT, Ordering::Relaxed);
+                cell.poller_grace.store(POLLER_GRACE, Ordering::Relaxed);
             }
         }
     }
@@ -446,11 +446,11 @@ impl Core {
         self.cells[index].polled.load(Ordering::Relaxed)
     }
     /// For one check of the helper: whether polling threads handle the posts of a shard, so that posts need not wake the helper.
-    pub(super) fn is_left(&self, index: usize, callers_turn: bool) -> bool {
-        let left = &self.cells[index].left;
-        let looks = left.load(Ordering::Relaxed);
-        if looks > 0 && !callers_turn {
-            left.store(looks - 1, Ordering::Relaxed);
+    pub(super) fn is_left_to_pollers(&self, index: usize, callers_turned: bool) -> bool {
+        let grace = &self.cells[index].poller_grace;
+        let looks = grace.load(Ordering::Relaxed);
+        if looks > 0 && !callers_turned {
+            grace.store(looks - 1, Ordering::Relaxed);
         }
         looks > 0
     }

@@ -36,14 +36,14 @@ impl Contention {
 
     /// Whether cores currently count as busy.
     #[inline]
-    pub fn is_known(&self, now: Duration) -> bool {
+    pub fn is_busy(&self, now: Duration) -> bool {
         now < self.busy_until
     }
 
     /// Notes that the thread checks for work, `since` after its last check, and did not sleep in between. Returns whether cores count as
     /// busy.
     pub fn note(&mut self, now: Duration, since: Duration) -> bool {
-        if self.is_known(now) {
+        if self.is_busy(now) {
             return true;
         }
         if since < AWAY {

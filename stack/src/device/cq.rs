@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex};
 use super::channel::ChannelCore;
 use super::error::DeviceError;
 use super::handle::Device;
+use super::idle_polls;
 use super::inside_turn::{inside_turn, not_inside_turn};
 use super::pd::PdCore;
 use super::quota::Share;
-use super::vain;
 use crate::config::CQE_MAX;
 use crate::proto::wqe::Cqe;
 use crate::shard::{CqState, EventElement, LaneId};
@@ -192,7 +192,7 @@ impl CqCore {
         let core = self.device.core();
         let mut shards = core.shared.unsent.among(self.feeders.load(Ordering::Relaxed));
         core.shared.unsent.clear(shards);
-        if !core.callers_turn || inside_turn() || core.is_forked() {
+        if !core.callers_drive || inside_turn() || core.is_forked() {
             return;
         }
         while shards != 0 {
@@ -217,7 +217,7 @@ impl CqCore {
     #[inline]
     pub fn turn_feeders(&self) -> Result<bool, DeviceError> {
         let core = self.device.core();
-        if !core.callers_turn {
+        if !core.callers_drive {
             return Ok(false);
         }
         not_inside_turn()?;
@@ -225,9 +225,9 @@ impl CqCore {
         while feeders != 0 {
             let index = feeders.trailing_zeros() as usize;
             let turn = core.turn(index);
-            if core.turns_of_callers(index).is_multiple_of(vain::EVERY) {
+            if core.turns_of_callers(index).is_multiple_of(idle_polls::CHECK_INTERVAL) {
                 core.set_caller(index);
-                if vain::note(turn.is_some_and(|turn| !turn.idle())) {
+                if idle_polls::note(turn.is_some_and(|turn| !turn.idle())) {
                     self.rest_is_due.store(true, Ordering::Relaxed);
                 }
             }
@@ -249,7 +249,7 @@ impl CqCore {
     fn rest_now(&self) {
         self.rest_is_due.store(false, Ordering::Relaxed);
         // `None` if another thread set the flag.
-        if let Some(at_most) = vain::take_due() {
+        if let Some(at_most) = idle_polls::take_due() {
             self.device.core().sleep_in_poll(self.feeders.load(Ordering::Relaxed), at_most);
         }
     }

@@ -118,7 +118,7 @@ fn help(core: &Core) {
                 && callers.are_present()
                 && pace.knows_busy(SystemInstant::now())
                 && poller.waits_for_core(core.caller(index));
-            if core.is_left(index, callers_turned || waits) {
+            if core.is_left_to_pollers(index, callers_turned || waits) {
                 left |= 1 << index;
                 at_most = at_most.min(HELPER_SLEEP);
             }

@@ -18,7 +18,7 @@ use super::quota::Quota;
 use super::random::Random;
 use super::service::Service;
 use super::srq_numbers::SrqNumbers;
-use super::stats::asked::Asked;
+use super::stats::registry_stats::RegistryStats;
 use super::stats::socket::StatsSocket;
 use super::xrc_domain::Domains;
 use crate::config::{CQ_MAX, PD_MAX};
@@ -54,7 +54,7 @@ pub struct Device {
     /// Serves the counters on a socket, if configured.
     pub(super) stats: Option<StatsSocket>,
     /// Serves the counters to other processes of the host, if they share the device's addresses.
-    asked: Option<Asked>,
+    registry_stats: Option<RegistryStats>,
     pub(super) next_cq: AtomicU32,
     pub(super) groups: Groups,
 }
@@ -126,7 +126,7 @@ impl Device {
         let core = Arc::new(Core::new(shared, made, port, clock, &drive, config.assume_link));
         let stats = config.stats.as_deref().map(|path| StatsSocket::open(path, &core)).transpose()?;
         let registry = core.port.numbers().and_then(|numbers| numbers.registry());
-        let asked = registry.map(|registry| Asked::serve(registry, &core));
+        let registry_stats = registry.map(|registry| RegistryStats::serve(registry, &core));
         let threads = drive::start(&core, &drive)?;
         Ok(Arc::new(Self {
             core,
@@ -140,7 +140,7 @@ impl Device {
             cqs: Quota::new("completion queue", CQ_MAX),
             name: format!("roce{}", NEXT_NAME.fetch_add(1, Ordering::Relaxed)),
             stats,
-            asked,
+            registry_stats,
             next_cq: AtomicU32::new(1),
             groups: Groups::default(),
         }))
@@ -270,7 +270,7 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         self.stats = None;
-        self.asked = None;
+        self.registry_stats = None;
         if self.is_forked() {
             // Threads and backlog belong to the parent.
             core::mem::forget(core::mem::take(&mut self.threads));

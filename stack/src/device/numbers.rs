@@ -74,7 +74,7 @@ pub(super) struct Numbers {
     per_shard: u32,
     leases: Vec<Lease>,
     /// Numbers in quarantine, ordered by its end.
-    resting: BTreeSet<(Instant, Qpn)>,
+    quarantined: BTreeSet<(Instant, Qpn)>,
     gsi: bool,
 }
 
@@ -84,7 +84,7 @@ impl Numbers {
             slots: (0..shards).map(|_| Slots::default()).collect(),
             per_shard: per_shard as u32,
             leases: Vec::new(),
-            resting: BTreeSet::new(),
+            quarantined: BTreeSet::new(),
             gsi: false,
         }
     }
@@ -108,7 +108,7 @@ impl Numbers {
         again: Option<Qpn>,
         supply: &impl Supply,
     ) -> Result<(u32, Qpn), DeviceError> {
-        self.wake(now);
+        self.end_quarantines(now);
         let limit = self.per_shard as usize;
         if self.slots[shard].live >= self.per_shard {
             return Err(DeviceError::Exhausted { what: "queue pair of this shard", limit });
@@ -174,8 +174,8 @@ impl Numbers {
         let lease =
             self.leases.iter_mut().find(|lease| lease.block == number.block() && lease.shard == shard);
         let lease = lease.ok_or(DeviceError::Foreign { what: "queue pair number" })?;
-        match self.resting.iter().find(|(_, resting)| *resting == number).copied() {
-            Some(rest) => _ = self.resting.remove(&rest),
+        match self.quarantined.iter().find(|(_, quarantined)| *quarantined == number).copied() {
+            Some(entry) => _ = self.quarantined.remove(&entry),
             None if lease.has(number) => {
                 return Err(DeviceError::Exists { what: "queue pair with this number" });
             }
@@ -215,17 +215,17 @@ impl Numbers {
         if qpn == Qpn::GSI {
             self.gsi = false;
         } else {
-            self.resting.insert((until, qpn));
+            self.quarantined.insert((until, qpn));
         }
     }
 
     /// Frees the numbers whose quarantine has ended.
-    fn wake(&mut self, now: Instant) {
-        while let Some((until, number)) = self.resting.first().copied() {
+    fn end_quarantines(&mut self, now: Instant) {
+        while let Some((until, number)) = self.quarantined.first().copied() {
             if until > now {
                 return;
             }
-            self.resting.pop_first();
+            self.quarantined.pop_first();
             self.lease_of(number).put_back(number);
         }
     }

@@ -68,7 +68,7 @@ impl Pace {
 
     /// Whether cores still count as busy from an earlier observation.
     pub fn knows_busy(&self, now: Instant) -> bool {
-        self.contention.is_known(now.saturating_duration_since(self.began))
+        self.contention.is_busy(now.saturating_duration_since(self.began))
     }
 
     /// Whether no core is to spare.
@@ -199,7 +199,7 @@ mod tests {
         }
         assert_eq!(loses_a_slice(&mut pace, &mut now), Next::Sleep);
         let at = now.saturating_duration_since(pace.began);
-        assert!(pace.contention.is_known(at + BUSY - US) && !pace.contention.is_known(at + BUSY));
+        assert!(pace.contention.is_busy(at + BUSY - US) && !pace.contention.is_busy(at + BUSY));
     }
 
     #[test]

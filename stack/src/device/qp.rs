@@ -11,7 +11,7 @@ use super::inside_turn::not_inside_turn;
 use super::pd::PdCore;
 use super::posting::{QpSignals, RecvPoster, SendPoster, state_of};
 use super::qp_init::{QpInit, Queues, TargetOf};
-use super::qp_number::{QpNumber, rest};
+use super::qp_number::{QpNumber, quarantine};
 use super::srq::SrqCore;
 use super::stats::list::QpEntry;
 use super::xrcd::XrcdCore;
@@ -287,7 +287,7 @@ impl Drop for QpCore {
             }
             let attr = s.query_qp(self.slot());
             s.destroy_qp(self.slot());
-            now.after(rest(&attr))
+            now.after(quarantine(&attr))
         });
         match &destroyed {
             Ok(_) => {}

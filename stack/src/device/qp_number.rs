@@ -16,9 +16,9 @@ use crate::registry::Run;
 use crate::shard::blocks::Blocks;
 
 /// The shortest quarantine of a queue pair's number, for peers with longer timeouts than this side.
-const REST_MIN: Duration = Duration::from_secs(1);
+const QUARANTINE_MIN: Duration = Duration::from_secs(1);
 /// The longest quarantine: a peer's REQ chooses timeout and retries, and so the quarantine. CM waits for a peer no longer than this either.
-const REST_MAX: Duration = Duration::from_secs(70);
+const QUARANTINE_MAX: Duration = Duration::from_secs(70);
 
 /// Number of draws for a queue pair number before creation fails. A drawn number may still belong to a connection in TIMEWAIT; the
 /// probability is the share of such numbers in the block, at most one half.
@@ -104,7 +104,7 @@ fn draw(
         if !device.core().service.holds(qpn) {
             return Ok((shard, (slot, qpn)));
         }
-        device.numbers().put_back(shard, slot, qpn, device.now().after(REST_MIN));
+        device.numbers().put_back(shard, slot, qpn, device.now().after(QUARANTINE_MIN));
     }
     let what = "queue pair number of those drawn";
     Err(DeviceError::Exhausted { what, limit: NUMBER_TRIES })
@@ -112,10 +112,10 @@ fn draw(
 
 /// The quarantine of the number of a queue pair with these attributes. Packets of its connection may arrive as long as the peer retries:
 /// each retry comes after up to four times the timeout (IBA 9.7.6.1.3).
-pub(super) fn rest(attr: &QpAttr) -> Duration {
+pub(super) fn quarantine(attr: &QpAttr) -> Duration {
     let retries =
         ack_timeout(attr.timeout).map_or(Duration::ZERO, |t| t * 4 * (u32::from(attr.retry_cnt) + 1));
-    retries.clamp(REST_MIN, REST_MAX)
+    retries.clamp(QUARANTINE_MIN, QUARANTINE_MAX)
 }
 
 #[cfg(test)]
@@ -124,9 +124,9 @@ mod tests {
 
     #[test]
     fn a_number_rests_for_every_retry_and_no_longer_than_a_minute_or_so() {
-        let rest = |timeout, retry_cnt| rest(&QpAttr { timeout, retry_cnt, ..QpAttr::default() });
-        assert_eq!(rest(0, 7), REST_MIN);
-        assert_eq!(rest(14, 7), Duration::from_nanos(4096 << 14) * 32);
-        assert_eq!(rest(31, 7), REST_MAX);
+        let quarantine = |timeout, retry_cnt| quarantine(&QpAttr { timeout, retry_cnt, ..QpAttr::default() });
+        assert_eq!(quarantine(0, 7), QUARANTINE_MIN);
+        assert_eq!(quarantine(14, 7), Duration::from_nanos(4096 << 14) * 32);
+        assert_eq!(quarantine(31, 7), QUARANTINE_MAX);
     }
 }

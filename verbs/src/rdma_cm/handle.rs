@@ -127,7 +127,7 @@ impl State {
 
     /// Prepares the message that tells the peer of an established connection if a signal ends the process.
     pub(super) fn make_farewell_ready(&mut self, device: &Device, number: u64, conn: ConnId) {
-        let message = self.machine.farewell(conn).and_then(|dreq| device.farewell(&dreq.path, &dreq.mad));
+        let message = self.machine.farewell(conn).and_then(|dreq| device.exit_message(&dreq.path, &dreq.mad));
         if let Some(id) = self.ids.get_mut(&number) {
             id.farewell = message.and_then(farewell::keep);
         }

@@ -8,7 +8,7 @@ use crate::stat::looking::Looking;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use verbs::stats::{HostReader, Process, Says};
+use verbs::stats::{HostReader, Process, Reply};
 
 /// Most characters of a program's name that are taken from the system.
 const NAME_MAX: usize = 64;
@@ -74,7 +74,8 @@ impl Finder {
                     .notes
                     .push("no process answers, so it is not known who listens and who is keeper".into());
             }
-            let silent = found.processes.iter().filter(|process| !matches!(process.says, Says::Snapshot(_)));
+            let silent =
+                found.processes.iter().filter(|process| !matches!(process.reply, Reply::Snapshot(_)));
             found.silent =
                 silent.map(|process| (process.pid, Silent::of(Path::new("/proc"), process.pid))).collect();
             Ok(found)

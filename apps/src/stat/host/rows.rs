@@ -4,7 +4,7 @@ use super::find::Found;
 use crate::stat::increments::get;
 use crate::stat::rates::{Rates, sum};
 use serde::Serialize;
-use verbs::stats::{Counts, Listener, Process, Says, Snapshot};
+use verbs::stats::{Counts, Listener, Process, Reply, Snapshot};
 
 /// Most listeners of a process that are shown.
 const LISTENERS_MAX: usize = 256;
@@ -70,19 +70,19 @@ pub fn compare(before: &Found, now: &Found) -> Vec<ProcessRow> {
 
 /// The snapshot of a process that answered, and the summed counters of its shards.
 fn answer(process: &Process) -> Option<(&Snapshot, Counts)> {
-    let Says::Snapshot(snapshot) = &process.says else { return None };
+    let Reply::Snapshot(snapshot) = &process.reply else { return None };
     Some((snapshot, sum(snapshot.shards.iter().map(|shard| &shard.counters))))
 }
 
 /// Why a process has not answered.
-fn excuse(says: &Says, is_stopped: bool) -> &'static str {
-    match says {
-        Says::Snapshot(_) => "yes",
-        Says::Nothing if is_stopped => "does not answer: it is stopped",
-        Says::Nothing => "does not answer",
-        Says::Full => "accepts no connection",
-        Says::NoStats => "has no open device",
-        Says::OtherRelease => "is of another release",
+fn excuse(reply: &Reply, is_stopped: bool) -> &'static str {
+    match reply {
+        Reply::Snapshot(_) => "yes",
+        Reply::Nothing if is_stopped => "does not answer: it is stopped",
+        Reply::Nothing => "does not answer",
+        Reply::Full => "accepts no connection",
+        Reply::NoStats => "has no open device",
+        Reply::OtherRelease => "is of another release",
         _ => "answers nonsense",
     }
 }
@@ -95,7 +95,7 @@ impl ProcessRow {
             user: now.uid.filter(|uid| *uid != rustix::process::geteuid().as_raw()),
             program: silent.program,
             answers: false,
-            answer: excuse(&now.says, silent.is_stopped).into(),
+            answer: excuse(&now.reply, silent.is_stopped).into(),
             runs: now.runs.clone(),
             age_s: now.age.map(|age| age.as_secs_f64()),
             keeper: now.is_keeper,
@@ -182,9 +182,9 @@ pub(super) mod tests {
             addr: addr.map(|addr| addr.parse().unwrap()),
         };
         let listens = vec![listener(7471, "tcp", None), listener(9, "udp", Some("::1"))];
-        let mut working = Process::new(7, vec![1, 4], Says::Snapshot(Box::new(snapshot)));
+        let mut working = Process::new(7, vec![1, 4], Reply::Snapshot(Box::new(snapshot)));
         (working.is_keeper, working.listens, working.uid) = (true, listens, Some(u32::MAX - 1));
-        let stopped = Process::new(8, vec![2], Says::Nothing);
+        let stopped = Process::new(8, vec![2], Reply::Nothing);
         let silent = [(8, Silent { program: "rping".into(), is_stopped: true })].into();
         Found { processes: vec![working, stopped], silent, notes: Vec::new() }
     }
@@ -214,7 +214,7 @@ pub(super) mod tests {
         let back = compare(&found(12, 5), &found(10, 1));
         assert!(back[0].rates.is_none());
         let mut mad = found(12, 1);
-        let Says::Snapshot(snapshot) = &mut mad.processes[0].says else { panic!() };
+        let Reply::Snapshot(snapshot) = &mut mad.processes[0].reply else { panic!() };
         snapshot.shards.iter_mut().for_each(|shard| shard.counters.values_mut().for_each(|n| *n = u64::MAX));
         assert_eq!(compare(&found(10, 1), &mad)[0].resends, Some(u64::MAX));
     }

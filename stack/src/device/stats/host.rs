@@ -24,7 +24,7 @@ pub struct HostReader(Reader);
 /// The result of one observation.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
-pub struct HostLook {
+pub struct HostSnapshot {
     /// The processes, by number; a process with several devices appears once for each.
     pub processes: Vec<Process>,
     /// Whether the registry's memory could be read, which names the listeners and the keeper: true while one of the processes answers.
@@ -50,13 +50,13 @@ pub struct Process {
     /// Whether it is the keeper: it gets the messages of queue pair 1 that are for no particular process.
     pub is_keeper: bool,
     /// Its answer to the request for a snapshot.
-    pub says: Says,
+    pub reply: Reply,
 }
 
 /// The answer of a process to a request for a snapshot.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub enum Says {
+pub enum Reply {
     /// A snapshot, without queue pairs and without the program's own counters.
     Snapshot(Box<Snapshot>),
     /// No answer: it is stopped, or very busy.
@@ -99,10 +99,10 @@ impl HostReader {
     ///
     /// # Errors
     /// [`StatsError::Host`]: this process has no file descriptor left.
-    pub fn look(&mut self) -> Result<HostLook, StatsError> {
+    pub fn look(&mut self) -> Result<HostSnapshot, StatsError> {
         let look = self.0.look(PATIENCE).map_err(|error| StatsError::Host { reason: error.to_string() })?;
         let processes = look.seen.into_iter().map(Process::of).collect();
-        Ok(HostLook { processes, has_registry: look.has_memory, foreign: look.foreign })
+        Ok(HostSnapshot { processes, has_registry: look.has_memory, foreign: look.foreign })
     }
 }
 
@@ -111,9 +111,9 @@ impl Process {
     ///
     /// # Panics
     /// If `runs` is empty.
-    pub fn new(pid: u32, runs: Vec<usize>, says: Says) -> Self {
+    pub fn new(pid: u32, runs: Vec<usize>, reply: Reply) -> Self {
         assert!(!runs.is_empty(), "a process has a run");
-        Self { pid, uid: None, runs, age: None, listens: Vec::new(), is_keeper: false, says }
+        Self { pid, uid: None, runs, age: None, listens: Vec::new(), is_keeper: false, reply }
     }
 
     fn of(seen: Seen) -> Self {
@@ -121,11 +121,11 @@ impl Process {
         let mut listens: Vec<Listener> = listens.iter().map(Listener::of).collect();
         listens.sort();
         let runs = runs.iter().map(|run| run.index()).collect();
-        Self { pid, uid, runs, age, listens, is_keeper, says: Says::of(said) }
+        Self { pid, uid, runs, age, listens, is_keeper, reply: Reply::of(said) }
     }
 }
 
-impl Says {
+impl Reply {
     fn of(said: Said) -> Self {
         match said {
             Said::Text(text) => match Snapshot::parse(&text) {
@@ -202,7 +202,7 @@ mod tests {
             ..Snapshot::default()
         };
         let process = text(&sent);
-        let Says::Snapshot(snapshot) = process.says else { panic!("{:?}", process.says) };
+        let Reply::Snapshot(snapshot) = process.reply else { panic!("{:?}", process.reply) };
         assert_eq!(*snapshot, sent);
         assert_eq!((process.pid, process.runs), (7, vec![3, 9]), "the kernel's word");
         let of = |port, space, addr| Listener { port, space, addr };
@@ -226,7 +226,7 @@ mod tests {
             tables: vec![Table { name: evil.into(), ..Table::default() }],
             ..Snapshot::default()
         };
-        let Says::Snapshot(snapshot) = text(&sent).says else { panic!() };
+        let Reply::Snapshot(snapshot) = text(&sent).reply else { panic!() };
         assert_eq!((&*snapshot.program, &*snapshot.mac), ("a?[2J????31m??é", "a?[2J????31m??é"));
         assert_eq!((snapshot.port.len(), &snapshot.gids[..]), (TEXT_MAX, &["::1".to_owned()][..]));
         assert!(snapshot.qps.is_empty() && snapshot.tables.is_empty());
@@ -237,11 +237,11 @@ mod tests {
         let nested = [b"[".repeat(1 << 19), b"]".repeat(1 << 19)].concat();
         for wrong in [&b""[..], b"{", b"\xff\xfe", b"{\"version\":1}", &nested] {
             let process = said(Said::Text(wrong.into()));
-            assert!(matches!(process.says, Says::Nonsense), "{:?}", process.says);
+            assert!(matches!(process.reply, Reply::Nonsense), "{:?}", process.reply);
         }
         let later = said(Said::Text(b"{\"version\":2}".into()));
-        assert!(matches!(later.says, Says::OtherRelease));
-        assert!(matches!(said(Said::Unlike(9)).says, Says::OtherRelease));
-        assert!(matches!(said(Said::Nothing).says, Says::Nothing));
+        assert!(matches!(later.reply, Reply::OtherRelease));
+        assert!(matches!(said(Said::Unlike(9)).reply, Reply::OtherRelease));
+        assert!(matches!(said(Said::Nothing).reply, Reply::Nothing));
     }
 }

@@ -11,11 +11,11 @@
 //! New fields and counters do not change the version, so a reader skips unknown names, and takes missing counters as 0 (counters that are
 //! 0 are omitted). `nc -U SOCKET` shows a snapshot.
 
-pub(super) mod asked;
 pub(super) mod data;
 mod host;
 pub(super) mod list;
 pub(super) mod reader;
+pub(super) mod registry_stats;
 pub(super) mod socket;
 pub(super) mod tables;
 
@@ -23,5 +23,5 @@ pub use data::{
     Counts, Latency, PeerStats, QPS_LISTED, QpStats, Row, ShardStats, Snapshot, StatsError, Table, VERSION,
     runtime_dir,
 };
-pub use host::{HostLook, HostReader, Listener, Process, Says};
+pub use host::{HostReader, HostSnapshot, Listener, Process, Reply};
 pub use reader::Reader;

@@ -8,7 +8,7 @@ use crate::wire::{Deth, Ext, Flow, HEADERS_MAX, Header, ICRC_LEN, Opcode, Templa
 
 impl Device {
     /// Prepares a message from queue pair 1 to that of a peer. `None` if the port is not the host's: a packet then needs a turn of a shard.
-    pub fn farewell(&self, path: &Path, mad: &[u8; MAD_LEN]) -> Option<Box<dyn Farewell>> {
+    pub fn exit_message(&self, path: &Path, mad: &[u8; MAD_LEN]) -> Option<Box<dyn Farewell>> {
         let host = self.port().host()?;
         let template = Template::new(&Flow {
             src: path.sgid,

@@ -28,7 +28,7 @@ const REST_MAX: Duration = Duration::from_millis(100);
 
 /// Serves a device's counters to clients, until it is dropped.
 #[derive(Debug)]
-pub(in crate::device) struct Asked {
+pub(in crate::device) struct RegistryStats {
     registry: Arc<Registry>,
     shared: Arc<Shared>,
     made_by: Process,
@@ -51,7 +51,7 @@ struct Clients {
 
 struct Taker(Arc<Shared>);
 
-impl Asked {
+impl RegistryStats {
     /// Starts to serve clients of this registry.
     pub(in crate::device) fn serve(registry: &Arc<Registry>, core: &Arc<Core>) -> Self {
         let (core, stop) = (Arc::downgrade(core), AtomicBool::new(false));
@@ -61,7 +61,7 @@ impl Asked {
     }
 }
 
-impl Drop for Asked {
+impl Drop for RegistryStats {
     fn drop(&mut self) {
         if !self.made_by.is_this() {
             // A forked child lacks the thread, and another thread of the parent may have held the locks.
@@ -158,7 +158,7 @@ mod tests {
         device: Arc<Device>,
         registry: Arc<Registry>,
         config: RegistryConfig,
-        asked: Option<Asked>,
+        registry_stats: Option<RegistryStats>,
     }
 
     fn reader(config: &RegistryConfig) -> Reader {
@@ -171,8 +171,8 @@ mod tests {
             let config = RegistryConfig { space, runs: 4, ..RegistryConfig::default() };
             let registry = Arc::new(Registry::join(&config).unwrap());
             let device = Device::open(DeviceConfig::loopback().drive(Drive::Embedded)).unwrap();
-            let asked = Some(Asked::serve(&registry, device.core()));
-            Self { device, registry, config, asked }
+            let registry_stats = Some(RegistryStats::serve(&registry, device.core()));
+            Self { device, registry, config, registry_stats }
         }
 
         fn look(&self) -> Said {
@@ -207,9 +207,9 @@ mod tests {
             assert!(snapshot.at_ns >= expected.at_ns);
             assert_eq!(Snapshot { at_ns: expected.at_ns, ..snapshot }, expected);
         }
-        drop(served.asked.take());
+        drop(served.registry_stats.take());
         assert_eq!(served.look(), Said::Unknown);
-        let shared = Asked::serve(&served.registry, served.device.core());
+        let shared = RegistryStats::serve(&served.registry, served.device.core());
         assert_eq!(served.snapshot().pid, std::process::id());
         drop(shared);
     }
@@ -226,8 +226,8 @@ mod tests {
         drop(silent);
         // Some disconnect without reading.
         (0..10 * WAITING_MAX).for_each(|_| drop(served.client()));
-        let shared = Arc::downgrade(&served.asked.as_ref().unwrap().shared);
-        drop(served.asked.take());
+        let shared = Arc::downgrade(&served.registry_stats.as_ref().unwrap().shared);
+        drop(served.registry_stats.take());
         // The registry's thread may be about to call it one more time.
         while shared.upgrade().is_some() {
             assert!(start.elapsed() < Duration::from_secs(120), "the thread has not ended");

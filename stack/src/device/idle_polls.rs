@@ -15,12 +15,12 @@ use crate::sync::scheduling::times_preempted;
 /// How long cores count as busy at most before the thread checks again whether one is to spare: that check costs some time slices.
 const BUSY_AT_MOST: Duration = Duration::from_millis(1280);
 /// One turn in this many is checked.
-pub(super) const EVERY: u32 = 64;
+pub(super) const CHECK_INTERVAL: u32 = 64;
 /// A thread that loses its core at least this often per check yields it by itself. A thread that shares the core loses it once per time
 /// slice, which covers many checks.
-const YIELDS: u32 = EVERY / 8;
+const YIELDS: u32 = CHECK_INTERVAL / 8;
 /// How long a thread polls in vain before it sleeps.
-const VAIN: Duration = Duration::from_micros(20);
+const IDLE_BEFORE_SLEEP: Duration = Duration::from_micros(20);
 /// A program may have other work besides polling. So its first sleep is short, and each sleep without new work is followed by one of
 /// twice the length.
 const SHORTEST: Duration = Duration::from_micros(50);
@@ -40,7 +40,7 @@ struct Polls {
     /// Checks since the number of lost cores was last read.
     looks: u32,
     /// Nothing was found since then.
-    vain_since: Option<Duration>,
+    idle_since: Option<Duration>,
     /// Length of the next sleep, and whether it is due.
     sleep: Duration,
     due: bool,
@@ -53,7 +53,7 @@ impl Default for Polls {
             contention: Contention::new(BUSY_AT_MOST),
             looked_at: None,
             looks: 0,
-            vain_since: None,
+            idle_since: None,
             sleep: SHORTEST,
             due: false,
         }
@@ -65,7 +65,7 @@ impl Polls {
     fn note(&mut self, now: Duration, worked: bool, preempted: impl FnOnce() -> u32) {
         let since = self.looked_at.replace(now).map(|at| now.saturating_sub(at));
         if worked {
-            (self.vain_since, self.sleep) = (None, SHORTEST);
+            (self.idle_since, self.sleep) = (None, SHORTEST);
         }
         self.looks += 1;
         let busy = match since {
@@ -76,12 +76,12 @@ impl Polls {
                     _ if lost >= looks.saturating_mul(YIELDS) => false,
                     Some(since) if lost > 0 => self.contention.note(now, since),
                     // Does not count if the program did something else meanwhile.
-                    _ => self.contention.is_known(now),
+                    _ => self.contention.is_busy(now),
                 }
             }
         };
-        let vain = !worked && now.saturating_sub(*self.vain_since.get_or_insert(now)) >= VAIN;
-        self.due = busy && vain;
+        let idle = !worked && now.saturating_sub(*self.idle_since.get_or_insert(now)) >= IDLE_BEFORE_SLEEP;
+        self.due = busy && idle;
     }
 
     fn take_due(&mut self) -> Option<Duration> {
@@ -170,7 +170,7 @@ mod tests {
         }
         for _ in 0..1000 {
             now += Duration::from_millis(3);
-            polls.note(now, false, || EVERY / 2);
+            polls.note(now, false, || CHECK_INTERVAL / 2);
             assert_eq!(polls.take_due(), None);
         }
         // Then it shares the core, and does not yield.
