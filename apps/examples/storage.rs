@@ -358,8 +358,10 @@ impl PendingConn for ClientConn {
         }
         let text = std::str::from_utf8(&self.line).ok().and_then(|line| line.trim_end().parse().ok());
         let stranger = || {
-            let said = oob::strange(&self.line);
-            apps::error::AppError::Misfit(format!("it sent {said}, which is not where a queue pair is"))
+            let said = oob::describe_other_program(&self.line);
+            apps::error::AppError::ProtocolViolation(format!(
+                "it sent {said}, which is not where a queue pair is"
+            ))
         };
         text.ok_or_else(stranger).map(Some)
     }
@@ -615,7 +617,7 @@ fn read_line(tcp: &mut TcpStream) -> Result<String> {
             byte => line.push(byte),
         }
     }
-    Err(format!("the target sent {}, and no line of its own", oob::strange(&line)).into())
+    Err(format!("the target sent {}, and no line of its own", oob::describe_other_program(&line)).into())
 }
 
 /// How long the target may take to answer.

@@ -20,7 +20,7 @@ pub enum AppError {
     Oob(OobError),
     /// The other end sent a message that is out of order, or impossible.
     #[error("the other end does not keep to the protocol: {0}")]
-    Misfit(String),
+    ProtocolViolation(String),
     /// The other end refused, or reported a failure.
     #[error("the other end gave up: {0}")]
     Peer(String),
@@ -103,7 +103,7 @@ pub enum OobError {
     TooLong(usize),
     /// Another program is at the other end.
     #[error("the other end sent {0}; this end speaks with roce-perf alone")]
-    Stranger(String),
+    OtherProgram(String),
     /// A line is not a message.
     #[error("the other end sent a line that is not a message of this program: {0}")]
     Malformed(String),

@@ -29,7 +29,7 @@ const KEEPALIVE_TRIES: u32 = 3;
 const DRAIN_MAX: usize = 256 << 10;
 
 /// A description of the first bytes of a peer that is not `roce-perf`: the bytes, and the program that it seems to be.
-pub fn strange(bytes: &[u8]) -> String {
+pub fn describe_other_program(bytes: &[u8]) -> String {
     let shown: String = String::from_utf8_lossy(bytes).chars().take(60).collect();
     let hint = match bytes {
         _ if bytes.len() > 5 && bytes[4] == b':' && bytes[..4].iter().all(u8::is_ascii_hexdigit) => {
@@ -151,7 +151,7 @@ impl Channel {
             self.seen = self.inbox.len();
             // Every message begins with this byte: another program need not send a newline to be refused.
             if self.inbox.first().is_some_and(|&first| first != b'{') {
-                return Err(OobError::Stranger(strange(&self.inbox)));
+                return Err(OobError::OtherProgram(describe_other_program(&self.inbox)));
             }
             if self.seen >= self.line_max {
                 return Err(OobError::TooLong(self.line_max));
@@ -212,7 +212,7 @@ pub(crate) fn lost(e: std::io::Error) -> OobError {
 
 fn parse(line: &[u8]) -> Result<Message, OobError> {
     if line.first() != Some(&b'{') {
-        return Err(OobError::Stranger(strange(line)));
+        return Err(OobError::OtherProgram(describe_other_program(line)));
     }
     let message = serde_json::from_slice::<Message>(line).map_err(|e| {
         let shown: String = String::from_utf8_lossy(line).chars().take(60).collect();

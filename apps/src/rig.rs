@@ -3,9 +3,9 @@
 use crate::cli::device::{DeviceArgs, DriveArg};
 use crate::counters::Counts;
 use crate::error::{AppError, Result};
-use crate::lend::LentPort;
 use crate::metrics::MetricsServer;
 use crate::out::note;
+use crate::reusable_port::ReusablePort;
 use crate::{pin, stop};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
@@ -195,7 +195,7 @@ impl OpenDevice {
 ///
 /// # Errors
 /// A sentence when it does not come up; errors of `idle`.
-pub fn await_link(port: &LentPort, mut idle: impl FnMut() -> Result<()>) -> Result<()> {
+pub fn await_link(port: &ReusablePort, mut idle: impl FnMut() -> Result<()>) -> Result<()> {
     let since = Instant::now();
     let mut said = false;
     while !port.link_up() {
@@ -221,7 +221,7 @@ pub struct Rig {
     args: DeviceArgs,
     side: Side,
     device: Option<OpenDevice>,
-    port: LentPort,
+    port: ReusablePort,
 }
 
 impl Rig {
@@ -249,7 +249,7 @@ impl Rig {
         if let Some(path) = &args.pcap {
             port = port::capture(port, path).map_err(|e| AppError::Setup(format!("--pcap: {e}")))?;
         }
-        Ok(Self { args: args.clone(), side, device: None, port: LentPort::new(port) })
+        Ok(Self { args: args.clone(), side, device: None, port: ReusablePort::new(port) })
     }
 
     /// The options of the device.
@@ -258,7 +258,7 @@ impl Rig {
     }
 
     /// The bare port.
-    pub fn port(&self) -> &LentPort {
+    pub fn port(&self) -> &ReusablePort {
         &self.port
     }
 

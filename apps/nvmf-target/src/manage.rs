@@ -178,7 +178,7 @@ fn change(which: &WhichArgs, request: impl FnOnce(String) -> Request) -> Result<
 fn refused(answer: Answer) -> AppError {
     match answer {
         Answer::Refused(why) => AppError::Setup(why),
-        _ => AppError::Misfit("the target answered something else than it was asked".into()),
+        _ => AppError::ProtocolViolation("the target answered something else than it was asked".into()),
     }
 }
 fn listed(answer: Answer) -> Result<List> {

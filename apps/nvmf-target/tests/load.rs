@@ -71,7 +71,9 @@ fn data_are_right_over_a_link_that_loses_frames_and_goes_away() {
                     (rounds, in_a_row) = (rounds + 1, 0);
                     checked += report.checked;
                 }
-                Err(PerfError::Host(e @ (HostError::Status { .. } | HostError::Misfit(_)))) => panic!("{e}"),
+                Err(PerfError::Host(e @ (HostError::Status { .. } | HostError::ProtocolViolation(_)))) => {
+                    panic!("{e}")
+                }
                 // The link was away for too long.
                 Err(e @ (PerfError::Host(_) | PerfError::Stuck)) => {
                     println!("a round is cut off: {e}");

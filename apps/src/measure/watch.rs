@@ -97,5 +97,5 @@ impl<'a> Watch<'a> {
 pub fn out_of_turn(message: &Message) -> AppError {
     let name = serde_json::to_value(message).ok();
     let name = name.as_ref().and_then(|v| v["type"].as_str()).unwrap_or("something").to_owned();
-    AppError::Misfit(format!("it said {name:?} out of turn"))
+    AppError::ProtocolViolation(format!("it said {name:?} out of turn"))
 }

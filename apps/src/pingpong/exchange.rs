@@ -49,9 +49,9 @@ impl Destination {
 
 fn stranger(bytes: &[u8]) -> AppError {
     let bytes = bytes.strip_suffix(&[0]).unwrap_or(bytes);
-    AppError::Misfit(format!(
+    AppError::ProtocolViolation(format!(
         "it sent {}, which is not LID:QPN:PSN:GID; is it a pingpong?",
-        oob::strange(bytes)
+        oob::describe_other_program(bytes)
     ))
 }
 
@@ -143,7 +143,7 @@ impl Stream {
         }
         if &done != DONE {
             let said = String::from_utf8_lossy(&done).into_owned();
-            return Err(AppError::Misfit(format!("it said {said:?} instead of \"done\"")));
+            return Err(AppError::ProtocolViolation(format!("it said {said:?} instead of \"done\"")));
         }
         Ok(())
     }

@@ -26,7 +26,7 @@ use std::time::Duration;
 const LINGER: Duration = Duration::from_secs(2);
 
 /// How the two ends meet over TCP.
-enum Meeting<'a> {
+enum Rendezvous<'a> {
     Listen(TcpListener),
     Reach(&'a Host),
 }
@@ -37,11 +37,11 @@ enum Meeting<'a> {
 /// Any error that ends it early.
 pub fn run(cli: &PingpongCli) -> Result<()> {
     let json = cli.json.as_deref().map(JsonFile::create).transpose()?;
-    let (side, meeting) = match &cli.host {
-        Some(host) => (Side::Client, Meeting::Reach(host)),
+    let (side, rendezvous) = match &cli.host {
+        Some(host) => (Side::Client, Rendezvous::Reach(host)),
         None => {
             let bind = cli.device.bind(cli.bind.as_ref());
-            (Side::Server, Meeting::Listen(oob::listen(&bind.name, bind.port_or(cli.tcp_port))?))
+            (Side::Server, Rendezvous::Listen(oob::listen(&bind.name, bind.port_or(cli.tcp_port))?))
         }
     };
     let mut rig = Rig::open(&cli.device, side)?;
@@ -62,8 +62,8 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
     };
     // The link must be up before the exchange: soft-RoCE looks up the route to the GID as soon as it receives the GID, and fails if its
     // end of the link has no carrier yet.
-    let (theirs, mut stream) = match meeting {
-        Meeting::Listen(listener) => exchange::serve(
+    let (theirs, mut stream) = match rendezvous {
+        Rendezvous::Listen(listener) => exchange::serve(
             listener,
             &ours,
             &mut idle,
@@ -76,7 +76,7 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
                 rounds.start_over()
             },
         )?,
-        Meeting::Reach(host) => {
+        Rendezvous::Reach(host) => {
             let port = host.port_or(cli.tcp_port);
             let stream = oob::connect::<AppError>(&host.name, port, cli.wait, &mut idle)?;
             let mut stream = Stream::new(stream)?;
@@ -88,7 +88,7 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
     };
     // From now on the peer may wait for answers: neither a stopped terminal nor long checks may delay them.
     driver.meanwhile(|| say!("  remote address: {theirs}"))?;
-    rounds.meets(&theirs)?;
+    rounds.set_peer(&theirs)?;
     let elapsed = rounds.run(side, driver, &mut stream).map_err(|e| match e {
         AppError::Timeout(what) => {
             AppError::Timeout(match Counts::new(context.counters().iter()).notable() {

@@ -66,7 +66,7 @@ impl<'a> Rounds<'a> {
     ///
     /// # Errors
     /// Errors of the device.
-    pub fn meets(&mut self, theirs: &Destination) -> Result<()> {
+    pub fn set_peer(&mut self, theirs: &Destination) -> Result<()> {
         self.peer = theirs.gid;
         self.to = self.end.address_handle(theirs)?.map(|ah| (ah, Qpn::new(theirs.qpn)));
         Ok(())

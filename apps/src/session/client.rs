@@ -311,7 +311,7 @@ impl Client {
 
 /// The error for an answer of [`Wanted::handle`] that does not match the request.
 fn unexpected() -> AppError {
-    AppError::Misfit("it answered something else".into())
+    AppError::ProtocolViolation("it answered something else".into())
 }
 
 /// The rows so far, and the counters of both ends.

@@ -15,7 +15,7 @@ use verbs::{Mac, Mtu};
 pub const SESSION_MAX: usize = 4096;
 
 fn mac(text: &str) -> Result<Mac> {
-    text.parse().map_err(|e| AppError::Misfit(format!("it sent no Ethernet address: {e}")))
+    text.parse().map_err(|e| AppError::ProtocolViolation(format!("it sent no Ethernet address: {e}")))
 }
 
 /// Properties and limits of this end.
@@ -138,10 +138,10 @@ impl Serving {
                 if index == next && next < self.rdma.len() =>
             {
                 let wanted = self.own.queue_pairs(&self.rdma[next]);
-                self.gathered(next, Gather::begin(end, wanted).map_err(AppError::Misfit)?)?
+                self.gathered(next, Gather::begin(end, wanted).map_err(AppError::ProtocolViolation)?)?
             }
             (SessionState::Collecting(now, mut gather), Message::Qps { qps }) => {
-                gather.more(qps).map_err(AppError::Misfit)?;
+                gather.more(qps).map_err(AppError::ProtocolViolation)?;
                 self.gathered(now, gather)?
             }
             (SessionState::Connected(now), Message::Go) => (SessionState::Reported(now), Task::Measure),
@@ -248,7 +248,7 @@ impl Wanted {
         Ok(match (self, message) {
             (_, Message::Failed { reason }) => return Err(AppError::Peer(reason)),
             (Self::Hello, Message::Hello(hello)) => {
-                hello.check().map_err(AppError::Misfit)?;
+                hello.check().map_err(AppError::ProtocolViolation)?;
                 Answer::Hello(hello)
             }
             (Self::Consent, Message::Accept) | (Self::Opened, Message::Opened) => Answer::Yes,
@@ -258,10 +258,10 @@ impl Wanted {
                 Answer::Frames(received, timed, elapsed_ns)
             }
             (Self::End(wanted), Message::Ready { end }) => {
-                gathered(Gather::begin(end, wanted).map_err(AppError::Misfit)?)
+                gathered(Gather::begin(end, wanted).map_err(AppError::ProtocolViolation)?)
             }
             (Self::Rest(mut gather), Message::Qps { qps }) => {
-                gather.more(qps).map_err(AppError::Misfit)?;
+                gather.more(qps).map_err(AppError::ProtocolViolation)?;
                 gathered(gather)
             }
             (Self::Report, Message::Report(report)) => Answer::Report(report),

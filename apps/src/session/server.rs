@@ -23,7 +23,9 @@ impl PendingConn for Channel {
     type Greeting = Hello;
     fn greeting(&mut self) -> Result<Option<Hello>> {
         match self.try_recv()? {
-            Some(Message::Hello(hello)) => hello.check().map(|()| Some(hello)).map_err(AppError::Misfit),
+            Some(Message::Hello(hello)) => {
+                hello.check().map(|()| Some(hello)).map_err(AppError::ProtocolViolation)
+            }
             Some(other) => Err(out_of_turn(&other)),
             None => Ok(None),
         }

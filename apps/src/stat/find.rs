@@ -1,6 +1,6 @@
 //! Finds the running stacks: fetches snapshots from the named sockets, or from all sockets of a directory.
 
-use super::looking::Looking;
+use super::search::Search;
 use crate::error::{AppError, Result};
 use crate::out::note;
 use rustix::io::Errno;
@@ -57,9 +57,9 @@ pub fn find(paths: &[PathBuf]) -> Result<Found> {
 }
 
 /// Runs [`find`] on a separate thread, because connecting to a stopped process, which accepts nothing, blocks.
-pub fn looking(paths: &[PathBuf]) -> Looking<Found> {
+pub fn search(paths: &[PathBuf]) -> Search<Found> {
     let paths = paths.to_vec();
-    Looking::start(move || find(&paths))
+    Search::start(move || find(&paths))
 }
 
 /// Runs [`find`]; a signal interrupts it.
@@ -67,7 +67,7 @@ pub fn looking(paths: &[PathBuf]) -> Looking<Found> {
 /// # Errors
 /// When no stack answers; [`AppError::Interrupted`].
 pub fn look(paths: &[PathBuf]) -> Result<Found> {
-    looking(paths).wait()
+    search(paths).wait()
 }
 
 fn in_dir(dir: &Path, found: &mut Found) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Runs a live view in the terminal: draws it, passes it keys, and starts a search for new data in each interval.
 
-use super::looking::{Looking, SLICE};
+use super::search::{SLICE, Search};
 use crate::error::{AppError, Result};
 use crate::stop;
 use ratatui::Frame;
@@ -30,7 +30,7 @@ pub trait Screen {
     type Found: Send + 'static;
 
     /// Starts a search.
-    fn look(&self) -> Looking<Self::Found>;
+    fn look(&self) -> Search<Self::Found>;
     /// Replaces the shown data by the result of a search, or notes its error.
     fn show(&mut self, found: Result<Self::Found>);
     /// Prepares the last result again, after a change of the display.
@@ -109,14 +109,14 @@ fn watch(
 ) -> Result<()> {
     let mut due = Instant::now() + interval;
     let events = events();
-    let mut looking = None;
+    let mut search = None;
     loop {
         stop::check()?;
         if is_gone() {
             return Err(AppError::Interrupted);
         }
         terminal.draw(|frame| screen.draw(frame)).map_err(broken)?;
-        let wait = match looking {
+        let wait = match search {
             Some(_) => SLICE,
             None => due.saturating_duration_since(Instant::now()).min(SLICE),
         };
@@ -130,12 +130,12 @@ fn watch(
             Ok(Err(error)) => return Err(broken(error)),
             Err(RecvTimeoutError::Disconnected) => return Err(AppError::Interrupted),
         }
-        if looking.is_none() && Instant::now() >= due {
+        if search.is_none() && Instant::now() >= due {
             due = Instant::now() + interval;
-            looking = (!screen.is_held()).then(|| screen.look());
+            search = (!screen.is_held()).then(|| screen.look());
         }
-        if let Some(found) = looking.as_ref().and_then(|looking| looking.within(LOOK)) {
-            looking = None;
+        if let Some(found) = search.as_ref().and_then(|search| search.within(LOOK)) {
+            search = None;
             screen.show(found);
         }
     }

@@ -9,9 +9,9 @@ pub mod host;
 mod increments;
 pub mod json;
 pub mod live;
-pub mod looking;
 pub mod programs;
 pub mod rates;
+pub mod search;
 mod system;
 pub mod table;
 pub mod view;
@@ -19,8 +19,8 @@ pub mod view;
 use crate::cli::stat::StatCli;
 use crate::error::{AppError, Result};
 use crate::out::say;
-use looking::sleep;
 use rates::{Query, compare};
+use search::sleep;
 use std::path::Path;
 
 /// Runs the program.

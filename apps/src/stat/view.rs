@@ -2,8 +2,8 @@
 
 use super::find::{self, Found};
 use super::live::{self, Asked, Screen};
-use super::looking::Looking;
 use super::rates::{Query, StackRates, compare};
+use super::search::Search;
 use super::table::{QP_TITLES, SHARD_TITLES, qp_cells, reasons, shard_cells};
 use crate::cli::stat::StatCli;
 use crate::error::Result;
@@ -203,8 +203,8 @@ struct Stacks {
 impl Screen for Stacks {
     type Found = Found;
 
-    fn look(&self) -> Looking<Found> {
-        find::looking(&self.paths)
+    fn look(&self) -> Search<Found> {
+        find::search(&self.paths)
     }
 
     fn show(&mut self, found: Result<Found>) {

@@ -138,15 +138,16 @@ impl Controller {
     /// Checks what a Linux host checks.
     fn check(&self) -> Result<(), HostError> {
         let identity = &self.identity;
-        let misfit = |wrong: bool, what| if wrong { Err(HostError::Misfit(what)) } else { Ok(()) };
-        misfit(identity.cntlid.get() != self.cntlid, "another controller number than Connect said")?;
-        misfit(identity.sgls.get() & 5 != 5, "no keyed descriptors")?;
+        let violation =
+            |wrong: bool, what| if wrong { Err(HostError::ProtocolViolation(what)) } else { Ok(()) };
+        violation(identity.cntlid.get() != self.cntlid, "another controller number than Connect said")?;
+        violation(identity.sgls.get() & 5 != 5, "no keyed descriptors")?;
         if self.subsystem.is_discovery() {
             return Ok(());
         }
-        misfit(identity.kas.get() == 0, "no keep alive")?;
-        misfit(identity.ioccsz.get() < 4 || identity.iorcsz.get() < 1, "capsules that are too small")?;
-        misfit(identity.icdoff.get() != 0, "in-capsule data at an offset")
+        violation(identity.kas.get() == 0, "no keep alive")?;
+        violation(identity.ioccsz.get() < 4 || identity.iorcsz.get() < 1, "capsules that are too small")?;
+        violation(identity.icdoff.get() != 0, "in-capsule data at an offset")
     }
 
     fn call(&mut self, host: &mut Host<'_>, sqe: &Sqe) -> Result<nvmf::wire::Cqe, HostError> {
@@ -212,7 +213,8 @@ impl Controller {
             self.identify(host, cns::NAMESPACE, nsid)?;
             let namespace: identify::Namespace = self.take_page()?;
             let shift = namespace.lbaf[namespace.flbas as usize & 0xF].lbads;
-            let block = 1u32.checked_shl(shift.into()).ok_or(HostError::Misfit("blocks of no size"))?;
+            let block =
+                1u32.checked_shl(shift.into()).ok_or(HostError::ProtocolViolation("blocks of no size"))?;
             namespaces.push(NamespaceInfo {
                 nsid,
                 blocks: namespace.nsze.get(),
@@ -284,7 +286,7 @@ impl Controller {
                 return Ok(records);
             }
         }
-        Err(HostError::Misfit("a discovery log that changes all the time"))
+        Err(HostError::ProtocolViolation("a discovery log that changes all the time"))
     }
     fn take_page<T: FromBytes + IntoBytes>(&self) -> Result<T, HostError> {
         let mut value = T::new_zeroed();
@@ -298,7 +300,7 @@ impl Controller {
 /// # Errors
 /// If the target does not answer, or refuses.
 pub fn discover(host: &mut Host<'_>, to: SocketAddr) -> Result<Vec<Record>, HostError> {
-    let name = Nqn::DISCOVERY.parse().map_err(|_| HostError::Misfit("its own name"))?;
+    let name = Nqn::DISCOVERY.parse().map_err(|_| HostError::ProtocolViolation("its own name"))?;
     let options = Options { keep_alive: Duration::ZERO, queues: 0 };
     let mut controller = Controller::connect(host, to, &name, options)?;
     let log = controller.discovery_log(host)?;

@@ -55,7 +55,7 @@ pub enum HostError {
     QueueFull,
     /// The target violated the specification; the text says how.
     #[error("the target does not keep to the protocol: {0}")]
-    Misfit(&'static str),
+    ProtocolViolation(&'static str),
 }
 
 /// A status as text: its number, and its name if this project's target sends it.

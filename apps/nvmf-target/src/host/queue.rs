@@ -109,10 +109,10 @@ impl HostQueue {
         id.connect(&param)?;
         let event = host.outcome(&id, to, CmEventType::Established)?;
         let (reply, _) = ReplyData::read_from_prefix(event.private_data())
-            .map_err(|_| HostError::Misfit("it accepted without private data"))?;
+            .map_err(|_| HostError::ProtocolViolation("it accepted without private data"))?;
         drop(event);
         if reply.format.get() != 0 || reply.receives.get() + 1 < entries {
-            return Err(HostError::Misfit("it posts fewer receives than the queue has entries"));
+            return Err(HostError::ProtocolViolation("it posts fewer receives than the queue has entries"));
         }
         let (sq, rq) = qp.split()?;
         Ok(Self {
@@ -224,7 +224,7 @@ impl HostQueue {
             }
             let cqe: Cqe = zerocopy::transmute!(bytes);
             if wc.byte_len as usize != RESPONSE || cqe.cid.get() >= self.entries {
-                return Err(HostError::Misfit("a response of a wrong length, or for no command"));
+                return Err(HostError::ProtocolViolation("a response of a wrong length, or for no command"));
             }
             self.free.push(cqe.cid.get());
             responses += 1;

@@ -4,7 +4,7 @@ use crate::cli::device::DEFAULT_PORT;
 use crate::cli::parse;
 use crate::error::{AppError, Result};
 use crate::out::note;
-use crate::stat::looking::Looking;
+use crate::stat::search::Search;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -49,9 +49,9 @@ impl Finder {
     }
 
     /// Fetches the snapshots on a separate thread. The result is an error if no process was found.
-    pub fn look(&self) -> Looking<Found> {
+    pub fn look(&self) -> Search<Found> {
         let reader = Arc::clone(&self.0);
-        Looking::start(move || {
+        Search::start(move || {
             let look = reader.lock().unwrap_or_else(PoisonError::into_inner).look();
             let look = look.map_err(|error| AppError::Setup(error.to_string()))?;
             let mut found = Found { processes: look.processes, ..Found::default() };

@@ -9,7 +9,7 @@ pub mod table;
 pub mod view;
 
 use super::live;
-use super::looking::sleep;
+use super::search::sleep;
 use crate::cli::stat::StatCli;
 use crate::error::Result;
 use crate::out::say;

@@ -5,7 +5,7 @@ use super::rows::{ProcessRow, compare};
 use super::table::{TITLES, cells};
 use crate::error::Result;
 use crate::stat::live::{self, Asked, Screen};
-use crate::stat::looking::Looking;
+use crate::stat::search::Search;
 use ratatui::Frame;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
@@ -49,7 +49,7 @@ impl View {
 impl Screen for View {
     type Found = Found;
 
-    fn look(&self) -> Looking<Found> {
+    fn look(&self) -> Search<Found> {
         self.finder.look()
     }
 

@@ -29,7 +29,7 @@ use apps::stop;
 use cli::BenchCli;
 use hosts::Hosts;
 use machine::Machine;
-use pairs::{By, PAIRS, Pair};
+use pairs::{MeasuredBy, PAIRS, Pair};
 use peers::{Missing, Peer};
 use perf::Server;
 use plan::Part;
@@ -327,8 +327,10 @@ impl<'a> Bench<'a> {
             Step::Pair(pair) => {
                 let _loops = child::busy_loops(pair.loops)?;
                 let ours = match pair.ours(self.time) {
-                    By::Perf(part) => self.part(server, &part)?.and_then(|rows| rows.into_iter().next()),
-                    By::Peer(peer) => self.peer(&peer)?,
+                    MeasuredBy::Perf(part) => {
+                        self.part(server, &part)?.and_then(|rows| rows.into_iter().next())
+                    }
+                    MeasuredBy::Peer(peer) => self.peer(&peer)?,
                 };
                 let Some((ours, theirs)) = ours.zip(self.peer(&pair.theirs)?) else { return Ok(None) };
                 Ok(Some(pair.compare(ours, theirs).into()))

@@ -13,7 +13,7 @@ use std::time::Duration;
 pub struct Pair {
     /// Name of the pair in rows (`part`).
     pub name: &'static str,
-    ours: Ours,
+    ours: OurSide,
     /// The measurement to compare with.
     pub theirs: Peer,
     /// Busy loops that run beside both measurements.
@@ -23,7 +23,7 @@ pub struct Pair {
 }
 
 /// A pair without busy loops.
-const fn pair(name: &'static str, ours: Ours, theirs: Peer) -> Pair {
+const fn pair(name: &'static str, ours: OurSide, theirs: Peer) -> Pair {
     Pair { name, ours, theirs, loops: 0, is_long: false }
 }
 
@@ -34,18 +34,18 @@ const fn busy(name: &'static str, loops: usize, program: Program, over: Over) ->
         Program::Latency => ("mean", peers::PING_PONG),
         _ => ("busy", peers::IPERF_BUSY),
     };
-    Pair { name, ours: Ours::Program(peers::stock(stock, mode)), theirs, loops, is_long: true }
+    Pair { name, ours: OurSide::Program(peers::stock(stock, mode)), theirs, loops, is_long: true }
 }
 
 /// The CPU time of a program of perftest over UDP sockets, compared with that of TCP.
 const fn cpu(name: &'static str, program: Program) -> Pair {
-    let ours = Ours::Program(peers::stock(Stock::new(program, Over::Udp), "cpu"));
+    let ours = OurSide::Program(peers::stock(Stock::new(program, Over::Udp), "cpu"));
     Pair { name, ours, theirs: peers::IPERF_CPU, loops: 0, is_long: true }
 }
 
 /// How this stack is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ours {
+enum OurSide {
     /// `roce-perf` over UDP sockets, between two hosts or over loopback, with these options.
     Udp(Option<Cable>, &'static str),
     /// By a stock program on this stack.
@@ -54,7 +54,7 @@ enum Ours {
 
 /// The program that measures this stack.
 #[derive(Clone, Debug)]
-pub enum By {
+pub enum MeasuredBy {
     /// `roce-perf`.
     Perf(Part),
     /// Another program.
@@ -63,25 +63,25 @@ pub enum By {
 
 /// Every pair.
 pub const PAIRS: [Pair; 19] = [
-    pair("udp-bw", Ours::Udp(None, "--op write --mode bw --size 65536 --mtu 4096"), peers::IPERF),
+    pair("udp-bw", OurSide::Udp(None, "--op write --mode bw --size 65536 --mtu 4096"), peers::IPERF),
     pair(
         "hosts1500",
-        Ours::Udp(Some(Cable::Mtu1500), "--op write --mode bw --size 65536"),
+        OurSide::Udp(Some(Cable::Mtu1500), "--op write --mode bw --size 65536"),
         peers::iperf_between_hosts(Cable::Mtu1500),
     ),
     pair(
         "hosts9000",
-        Ours::Udp(Some(Cable::Mtu9000), "--op write --mode bw --size 65536"),
+        OurSide::Udp(Some(Cable::Mtu9000), "--op write --mode bw --size 65536"),
         peers::iperf_between_hosts(Cable::Mtu9000),
     ),
     pair(
         "udp-rate",
-        Ours::Udp(None, "--op send --mode rate --size 64 --post-list 32"),
+        OurSide::Udp(None, "--op send --mode rate --size 64 --post-list 32"),
         peers::ucx_over_tcp("rate", 64),
     ),
-    pair("udp-lat", Ours::Udp(None, "--op send --mode lat --size 64"), peers::ucx_over_tcp("lat", 64)),
-    pair("ucx-bw", Ours::Program(peers::ucx_over_us("bw", 65536)), peers::ucx_over_tcp("bw", 65536)),
-    pair("ucx-lat", Ours::Program(peers::ucx_over_us("lat", 8)), peers::ucx_over_tcp("lat", 8)),
+    pair("udp-lat", OurSide::Udp(None, "--op send --mode lat --size 64"), peers::ucx_over_tcp("lat", 64)),
+    pair("ucx-bw", OurSide::Program(peers::ucx_over_us("bw", 65536)), peers::ucx_over_tcp("bw", 65536)),
+    pair("ucx-lat", OurSide::Program(peers::ucx_over_us("lat", 8)), peers::ucx_over_tcp("lat", 8)),
     cpu("cpu-udp-write", Program::LongWrite),
     cpu("cpu-udp-read", Program::Read),
     busy("busy2-memif-write", 2, Program::Write, Over::Memif),
@@ -100,31 +100,31 @@ impl Pair {
     /// Title in progress messages.
     pub fn title(&self) -> String {
         match self.ours {
-            Ours::Udp(cable, line) => {
+            OurSide::Udp(cable, line) => {
                 let between = cable.map_or_else(String::new, |cable| format!(" between hosts, {cable:?}"));
                 format!("over UDP sockets{between}, {line}, beside {}", self.theirs.title())
             }
-            Ours::Program(ours) if self.loops > 0 => {
+            OurSide::Program(ours) if self.loops > 0 => {
                 format!("{} busy loops: {}, beside {}", self.loops, ours.title(), self.theirs.title())
             }
-            Ours::Program(ours) => format!("{}, beside {}", ours.title(), self.theirs.title()),
+            OurSide::Program(ours) => format!("{}, beside {}", ours.title(), self.theirs.title()),
         }
     }
 
     /// The measurement of this stack, for `time` if `roce-perf` measures it.
-    pub fn ours(&self, time: Duration) -> By {
+    pub fn ours(&self, time: Duration) -> MeasuredBy {
         match self.ours {
-            Ours::Udp(cable, line) => {
+            OurSide::Udp(cable, line) => {
                 let link = cable.map_or(Link::Udp, Link::Hosts);
-                By::Perf(Part { link, ..part(self.name, &self.title(), line, time) })
+                MeasuredBy::Perf(Part { link, ..part(self.name, &self.title(), line, time) })
             }
-            Ours::Program(peer) => By::Peer(peer),
+            OurSide::Program(peer) => MeasuredBy::Peer(peer),
         }
     }
 
     /// The missing package without which the pair cannot be measured, if any.
     pub fn lacks(&self, missing: &[peers::Missing]) -> Option<&'static str> {
-        let ours = if let Ours::Program(peer) = self.ours { peer.lacks(missing) } else { None };
+        let ours = if let OurSide::Program(peer) = self.ours { peer.lacks(missing) } else { None };
         ours.or_else(|| self.theirs.lacks(missing))
     }
 
@@ -159,7 +159,7 @@ mod tests {
     fn roce_perf_takes_its_options_and_each_pair_has_a_line() {
         for pair in PAIRS {
             let time = Duration::from_millis(700);
-            if let By::Perf(part) = pair.ours(time) {
+            if let MeasuredBy::Perf(part) = pair.ours(time) {
                 let line =
                     ["roce-perf", "client", "127.0.0.1"].map(String::from).into_iter().chain(part.args);
                 PerfCli::try_parse_from(line).unwrap();

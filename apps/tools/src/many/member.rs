@@ -6,7 +6,7 @@ use super::objects::Objects;
 use super::order::{Order, Report};
 use super::orders::{End, Orders};
 use super::work;
-use super::work::meet::Door;
+use super::work::meet::JoinSocket;
 use apps::error::{AppError, Result};
 use apps::out::say;
 use apps::{pin, warnings};
@@ -36,7 +36,7 @@ pub fn run(args: &MemberArgs) -> Result<()> {
         .map_err(|e| AppError::Setup(format!("prctl(PR_SET_PDEATHSIG): {e}")))?;
     end_by_signals()?;
     let orders = Orders::listen();
-    let result = obey_all(args, &orders);
+    let result = execute_all(args, &orders);
     if let Err(error) = &result {
         // The parent may have ended.
         let _ = report(&Report::Failed(error.to_string()));
@@ -63,18 +63,18 @@ fn end_by_signals() -> Result<()> {
 
 fn report(report: &Report) -> Result<()> {
     let line = serde_json::to_string(report);
-    say!("{}", line.map_err(|e| AppError::Misfit(format!("a report cannot be written: {e}")))?)
+    say!("{}", line.map_err(|e| AppError::ProtocolViolation(format!("a report cannot be written: {e}")))?)
 }
 
-fn obey_all(args: &MemberArgs, orders: &Orders) -> Result<()> {
+fn execute_all(args: &MemberArgs, orders: &Orders) -> Result<()> {
     if let Some(core) = args.core {
         pin::pin(core)?;
     }
     let context = open(args)?;
-    let mut member = Member { args, context, door: Door::new()?, orders, objects: None };
+    let mut member = Member { args, context, join_socket: JoinSocket::new()?, orders, objects: None };
     report(&Report::Ready)?;
     while let Some(order) = member.next() {
-        if let Some(done) = member.obey(order)? {
+        if let Some(done) = member.execute(order)? {
             report(&done)?;
         }
     }
@@ -97,7 +97,7 @@ fn open(args: &MemberArgs) -> Result<Context> {
 struct Member<'a> {
     args: &'a MemberArgs,
     orders: &'a Orders,
-    door: Door,
+    join_socket: JoinSocket,
     objects: Option<Objects>,
     context: Context,
 }
@@ -117,8 +117,8 @@ impl Member<'_> {
     }
 
     /// Executes an order; `None` if it has no report.
-    fn obey(&mut self, order: Order) -> Result<Option<Report>> {
-        let Self { args, orders, door, objects, context } = self;
+    fn execute(&mut self, order: Order) -> Result<Option<Report>> {
+        let Self { args, orders, join_socket, objects, context } = self;
         if let Order::Make(make) = order {
             let embedded = args.drive == DriveArg::Embedded;
             let reactor = embedded.then(|| context.reactor(0)).transpose()?;
@@ -127,12 +127,12 @@ impl Member<'_> {
             return Ok(Some(Report::Made(objects.ours()?)));
         }
         let Some(objects) = objects else {
-            return Err(AppError::Misfit(format!("{order:?} before there are queue pairs")));
+            return Err(AppError::ProtocolViolation(format!("{order:?} before there are queue pairs")));
         };
         Ok(Some(match order {
             Order::Connect(peers) => objects.connect(peers).map(|()| Report::Done)?,
-            Order::Join { queue, far, tell } => door.join(objects, queue, far, tell)?,
-            Order::Meet { queue, far } => door.meet(objects, queue, far)?,
+            Order::Join { queue, remote, notify } => join_socket.join(objects, queue, remote, notify)?,
+            Order::Meet { queue, remote } => join_socket.meet(objects, queue, remote)?,
             Order::Greet { from, to } => work::greet::run(objects, from..to)?,
             Order::PingPong { begins: true, duration_ms } => {
                 work::ping_pong::measure(objects, Duration::from_millis(duration_ms))?

@@ -1,6 +1,6 @@
 //! The verbs objects of a member: queue pairs, completion queues, and memory for messages whose contents do not matter.
 
-use super::order::{Far, Make};
+use super::order::{Make, RemoteEnd};
 use apps::completion;
 use apps::error::{AppError, Result};
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ struct Queue {
     sends: SendQueue,
     receives: RecvQueue,
     /// The peer of the queue pair.
-    far: Option<(RcEndpoint, Far)>,
+    remote: Option<(RcEndpoint, RemoteEnd)>,
     qp: Qp,
 }
 
@@ -69,7 +69,7 @@ impl Objects {
             let qp = pd.create_qp(&QpInitAttr::rc(&send_cq, &recv_cq).cap(cap))?;
             qp.init_rc(&options())?;
             let (sends, receives) = qp.split()?;
-            Ok(Queue { sends, receives, far: None, qp })
+            Ok(Queue { sends, receives, remote: None, qp })
         };
         let queues = (0..count).map(queue).collect::<Result<_>>()?;
         let mut objects = Self {
@@ -106,11 +106,11 @@ impl Objects {
     ///
     /// # Errors
     /// Errors of the device.
-    pub fn ours(&self) -> Result<Vec<Far>> {
+    pub fn ours(&self) -> Result<Vec<RemoteEnd>> {
         let addr = self.memory.addr() + 2 * u64::from(self.make.size);
-        let of = |queue: &Queue| -> Result<Far> {
+        let of = |queue: &Queue| -> Result<RemoteEnd> {
             let endpoint = queue.qp.endpoint(self.gid_index)?.to_string();
-            Ok(Far { endpoint, addr, rkey: self.memory.rkey() })
+            Ok(RemoteEnd { endpoint, addr, rkey: self.memory.rkey() })
         };
         self.queues.iter().map(of).collect()
     }
@@ -119,24 +119,28 @@ impl Objects {
     ///
     /// # Errors
     /// Errors of the device; another number of peers, or an invalid endpoint.
-    pub fn connect(&mut self, peers: Vec<Far>) -> Result<()> {
+    pub fn connect(&mut self, peers: Vec<RemoteEnd>) -> Result<()> {
         if peers.len() != self.queues.len() {
             let (ours, theirs) = (self.queues.len(), peers.len());
-            return Err(AppError::Misfit(format!("{ours} queue pairs were to be connected with {theirs}")));
+            return Err(AppError::ProtocolViolation(format!(
+                "{ours} queue pairs were to be connected with {theirs}"
+            )));
         }
-        peers.into_iter().enumerate().try_for_each(|(at, far)| self.connect_one(at, far))
+        peers.into_iter().enumerate().try_for_each(|(at, remote)| self.connect_one(at, remote))
     }
 
     /// Connects queue pair `at` to that of a peer.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
-    pub fn connect_one(&mut self, at: usize, far: Far) -> Result<()> {
-        let endpoint: RcEndpoint = far.endpoint.parse().map_err(|e| AppError::Misfit(format!("{e}")))?;
+    pub fn connect_one(&mut self, at: usize, remote: RemoteEnd) -> Result<()> {
+        let endpoint: RcEndpoint =
+            remote.endpoint.parse().map_err(|e| AppError::ProtocolViolation(format!("{e}")))?;
         let queue = self.queues.get_mut(at);
-        let queue = queue.ok_or_else(|| AppError::Misfit(format!("there is no queue pair {at}")))?;
+        let queue =
+            queue.ok_or_else(|| AppError::ProtocolViolation(format!("there is no queue pair {at}")))?;
         queue.qp.connect_rc(&endpoint, &options())?;
-        queue.far = Some((endpoint, far));
+        queue.remote = Some((endpoint, remote));
         Ok(())
     }
 
@@ -178,10 +182,10 @@ impl Objects {
     #[inline]
     pub fn write(&mut self, at: usize) -> Result<()> {
         let queue = &mut self.queues[at];
-        let Some((_, far)) = &queue.far else {
-            return Err(AppError::Misfit("a WRITE on a queue pair that is not connected".into()));
+        let Some((_, remote)) = &queue.remote else {
+            return Err(AppError::ProtocolViolation("a WRITE on a queue pair that is not connected".into()));
         };
-        let wr = SendWr::write(at as u64, &self.from, far.addr, far.rkey).signaled();
+        let wr = SendWr::write(at as u64, &self.from, remote.addr, remote.rkey).signaled();
         Ok(queue.sends.post_send(&[wr])?)
     }
 
@@ -233,7 +237,7 @@ impl Objects {
 
     #[cold]
     fn failed(&self, op: &str, wc: &Wc) -> AppError {
-        match self.queues.get(wc.wr_id as usize).and_then(|queue| queue.far.as_ref()) {
+        match self.queues.get(wc.wr_id as usize).and_then(|queue| queue.remote.as_ref()) {
             Some((endpoint, _)) => completion::failed(op, wc, &endpoint.gid),
             None => AppError::Completion(completion::status(wc)),
         }

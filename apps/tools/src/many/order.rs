@@ -10,15 +10,15 @@ pub enum Order {
     /// Make queue pairs; [`Report::Made`] names them.
     Make(Make),
     /// Connect each queue pair with that of a peer, in their order.
-    Connect(Vec<Far>),
+    Connect(Vec<RemoteEnd>),
     /// Connect a queue pair, and notify its peer's process, which waits for that.
     Join {
         /// The queue pair.
         queue: usize,
         /// The queue pair's peer.
-        far: Far,
+        remote: RemoteEnd,
         /// The process to notify.
-        tell: u32,
+        notify: u32,
     },
     /// Wait until a peer has joined, connect to it, and send it a message. [`Report::Times`] has the time to the completion: from the post,
     /// and from when the peer began to connect.
@@ -26,7 +26,7 @@ pub enum Order {
         /// The queue pair.
         queue: usize,
         /// The queue pair's peer.
-        far: Far,
+        remote: RemoteEnd,
     },
     /// Send a message on each of these queue pairs, each after the completion of the one before.
     Greet {
@@ -103,7 +103,7 @@ pub enum End {
 
 /// A queue pair, and memory that its peer may write to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Far {
+pub struct RemoteEnd {
     /// The endpoint in the text form of [`verbs::RcEndpoint`].
     pub endpoint: String,
     /// Address of the memory to which the peer writes.
@@ -119,7 +119,7 @@ pub enum Report {
     /// The member's device is open.
     Ready,
     /// The member's queue pairs.
-    Made(Vec<Far>),
+    Made(Vec<RemoteEnd>),
     /// The order was executed.
     Done,
     /// Times in nanoseconds.
@@ -145,7 +145,7 @@ mod tests {
     fn an_order_is_one_line() {
         let orders = [
             Order::Make(Make { count: 3, size: 64, depth: 8, memory: 0 }),
-            Order::Connect(vec![Far { endpoint: "10.0.0.1,0x1,0x2".into(), addr: u64::MAX, rkey: 7 }]),
+            Order::Connect(vec![RemoteEnd { endpoint: "10.0.0.1,0x1,0x2".into(), addr: u64::MAX, rkey: 7 }]),
             Order::Kill { pid: 1, signal: End::Int, after_ms: 50, late_ms: Some(0) },
             Order::Stop,
         ];

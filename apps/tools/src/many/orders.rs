@@ -54,7 +54,7 @@ impl Orders {
     pub fn is_stopped(&self) -> Result<bool> {
         match self.0.try_recv() {
             Ok(Order::Stop) => Ok(true),
-            Ok(order) => Err(AppError::Misfit(format!("{order:?} before it was told to stop"))),
+            Ok(order) => Err(AppError::ProtocolViolation(format!("{order:?} before it was told to stop"))),
             Err(TryRecvError::Empty) => Ok(false),
             Err(TryRecvError::Disconnected) => Err(AppError::Interrupted),
         }

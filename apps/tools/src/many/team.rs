@@ -1,6 +1,6 @@
 //! The members of a measurement, as their parent handles them: started as copies of this program, given orders, and ended.
 
-use super::order::{Far, Make, Order, Report};
+use super::order::{Make, Order, RemoteEnd, Report};
 use apps::error::{AppError, Result};
 use apps::stop;
 use std::collections::VecDeque;
@@ -19,14 +19,14 @@ const END: Duration = Duration::from_secs(60);
 
 /// How a member is started.
 #[derive(Clone, Debug, Default)]
-pub struct Seat {
+pub struct MemberOptions {
     /// A program that runs the member, with its options.
     pub by: Vec<OsString>,
     /// Options of `roce-many member`.
     pub args: Vec<String>,
 }
 
-impl Seat {
+impl MemberOptions {
     /// A member on the port `host` whose device is turned by its calls and by a thread of the device, as in most programs.
     pub fn usual() -> Self {
         Self::default()
@@ -37,7 +37,7 @@ impl Seat {
         Self { args: vec!["--drive".into(), "embedded".into()], ..Self::default() }
     }
 
-    /// The seat with an option and its value added.
+    /// These options with an option and its value added.
     #[must_use]
     pub fn with(mut self, option: &str, value: impl ToString) -> Self {
         self.args.extend([option.into(), value.to_string()]);
@@ -49,7 +49,7 @@ impl Seat {
 struct Member {
     child: Child,
     orders: Option<ChildStdin>,
-    heard: VecDeque<Report>,
+    reports: VecDeque<Report>,
     /// Whether another member is about to end this one.
     may_end: bool,
 }
@@ -68,15 +68,15 @@ impl Team {
     ///
     /// # Errors
     /// The failure of a member.
-    pub fn start(seats: &[Seat]) -> Result<Self> {
+    pub fn start(members: &[MemberOptions]) -> Result<Self> {
         let (to, said) = channel();
         let mut team = Self { members: Vec::new(), said };
-        for seat in seats {
-            let member = start(team.members.len(), seat, &to)?;
+        for options in members {
+            let member = start(team.members.len(), options, &to)?;
             team.members.push(member);
         }
-        for at in 0..seats.len() {
-            match team.hear(at, PATIENCE)? {
+        for at in 0..members.len() {
+            match team.receive_report(at, PATIENCE)? {
                 Report::Ready => {}
                 other => return Err(out_of_turn(at, &other)),
             }
@@ -98,16 +98,17 @@ impl Team {
     ///
     /// # Errors
     /// The member has ended.
-    pub fn tell(&mut self, at: usize, order: &Order) -> Result<()> {
+    pub fn send_order(&mut self, at: usize, order: &Order) -> Result<()> {
         let line = serde_json::to_string(order);
-        let line = line.map_err(|e| AppError::Misfit(format!("an order cannot be written: {e}")))?;
+        let line =
+            line.map_err(|e| AppError::ProtocolViolation(format!("an order cannot be written: {e}")))?;
         let written = match &mut self.members[at].orders {
             Some(orders) => writeln!(orders, "{line}").and_then(|()| orders.flush()),
             None => Err(std::io::ErrorKind::BrokenPipe.into()),
         };
         // An earlier report says more than the failure to write.
         if written.is_err() {
-            self.hear(at, LOOK)?;
+            self.receive_report(at, LOOK)?;
             return Err(AppError::Peer(format!("member {at} takes no orders")));
         }
         Ok(())
@@ -117,11 +118,11 @@ impl Team {
     ///
     /// # Errors
     /// The failure of a member; a member that has ended, or reports nothing within `patience`; a signal.
-    pub fn hear(&mut self, at: usize, patience: Duration) -> Result<Report> {
+    pub fn receive_report(&mut self, at: usize, patience: Duration) -> Result<Report> {
         let end = Instant::now() + patience;
         loop {
             stop::check()?;
-            if let Some(report) = self.members[at].heard.pop_front() {
+            if let Some(report) = self.members[at].reports.pop_front() {
                 return Ok(report);
             }
             match self.said.recv_timeout(LOOK) {
@@ -148,57 +149,57 @@ impl Team {
         match serde_json::from_str(&line) {
             Ok(Report::Failed(why)) => Err(AppError::Peer(format!("member {of}: {why}"))),
             Ok(report) => {
-                self.members[of].heard.push_back(report);
+                self.members[of].reports.push_back(report);
                 Ok(())
             }
-            Err(e) => Err(AppError::Misfit(format!("member {of} said {line:?} ({e})"))),
+            Err(e) => Err(AppError::ProtocolViolation(format!("member {of} said {line:?} ({e})"))),
         }
     }
 
     /// Sends an order, and waits for its report: for `lasts` and a margin.
     ///
     /// # Errors
-    /// As [`tell`](Self::tell) and [`hear`](Self::hear).
-    pub fn ask(&mut self, at: usize, order: &Order, lasts: Duration) -> Result<Report> {
-        self.tell(at, order)?;
-        self.hear(at, PATIENCE + lasts)
+    /// As [`send_order`](Self::send_order) and [`receive_report`](Self::receive_report).
+    pub fn run_order(&mut self, at: usize, order: &Order, lasts: Duration) -> Result<Report> {
+        self.send_order(at, order)?;
+        self.receive_report(at, PATIENCE + lasts)
     }
 
     /// Sends each member its order, all at once, and waits for their reports.
     ///
     /// # Errors
-    /// As [`ask`](Self::ask).
-    pub fn ask_each(&mut self, order: impl Fn(usize) -> Order, lasts: Duration) -> Result<Vec<Report>> {
+    /// As [`run_order`](Self::run_order).
+    pub fn run_orders(&mut self, order: impl Fn(usize) -> Order, lasts: Duration) -> Result<Vec<Report>> {
         for at in 0..self.size() {
-            self.tell(at, &order(at))?;
+            self.send_order(at, &order(at))?;
         }
-        (0..self.size()).map(|at| self.hear(at, PATIENCE + lasts)).collect()
+        (0..self.size()).map(|at| self.receive_report(at, PATIENCE + lasts)).collect()
     }
 
     /// Makes members create queue pairs: `peers` names, for each queue pair of a member in turn, the member at its other end. Queue pairs
     /// between the same two members are paired in their order. Returns the far end of each.
     ///
     /// # Errors
-    /// As [`ask`](Self::ask).
-    pub fn make(&mut self, peers: &[Vec<usize>], make: Make) -> Result<Vec<Vec<Far>>> {
+    /// As [`run_order`](Self::run_order).
+    pub fn make(&mut self, peers: &[Vec<usize>], make: Make) -> Result<Vec<Vec<RemoteEnd>>> {
         let makes = |at: usize| Order::Make(Make { count: peers[at].len(), ..make });
-        let made = self.ask_each(makes, Duration::ZERO)?;
+        let made = self.run_orders(makes, Duration::ZERO)?;
         let mut ends = Vec::new();
         for (at, made) in made.into_iter().enumerate() {
-            let Report::Made(far) = made else { return Err(out_of_turn(at, &made)) };
-            ends.push(far);
+            let Report::Made(remote) = made else { return Err(out_of_turn(at, &made)) };
+            ends.push(remote);
         }
-        let far = |at: usize| joined(peers, at).map(|(peer, n)| ends[peer][n].clone()).collect();
-        Ok((0..self.size()).map(far).collect())
+        let remote = |at: usize| joined(peers, at).map(|(peer, n)| ends[peer][n].clone()).collect();
+        Ok((0..self.size()).map(remote).collect())
     }
 
     /// Makes members create queue pairs, and connects them all at once.
     ///
     /// # Errors
-    /// As [`ask`](Self::ask).
+    /// As [`run_order`](Self::run_order).
     pub fn connect(&mut self, peers: &[Vec<usize>], make: Make) -> Result<()> {
-        let far = self.make(peers, make)?;
-        self.ask_each(|at| Order::Connect(far[at].clone()), Duration::ZERO)?;
+        let remote = self.make(peers, make)?;
+        self.run_orders(|at| Order::Connect(remote[at].clone()), Duration::ZERO)?;
         Ok(())
     }
 
@@ -207,12 +208,20 @@ impl Team {
     /// from when the second member began to connect.
     ///
     /// # Errors
-    /// As [`ask`](Self::ask).
-    pub fn meet(&mut self, first: (usize, usize, &Far), second: (usize, usize, &Far)) -> Result<[u64; 2]> {
-        let tell = self.pid(first.0);
-        self.tell(first.0, &Order::Meet { queue: first.1, far: first.2.clone() })?;
-        self.ask(second.0, &Order::Join { queue: second.1, far: second.2.clone(), tell }, Duration::ZERO)?;
-        let report = self.hear(first.0, PATIENCE)?;
+    /// As [`run_order`](Self::run_order).
+    pub fn meet(
+        &mut self,
+        first: (usize, usize, &RemoteEnd),
+        second: (usize, usize, &RemoteEnd),
+    ) -> Result<[u64; 2]> {
+        let notify = self.pid(first.0);
+        self.send_order(first.0, &Order::Meet { queue: first.1, remote: first.2.clone() })?;
+        self.run_order(
+            second.0,
+            &Order::Join { queue: second.1, remote: second.2.clone(), notify },
+            Duration::ZERO,
+        )?;
+        let report = self.receive_report(first.0, PATIENCE)?;
         match &report {
             Report::Times(times) => times[..].try_into().map_err(|_| out_of_turn(first.0, &report)),
             other => Err(out_of_turn(first.0, other)),
@@ -261,16 +270,16 @@ impl Drop for Team {
 
 /// The error for a report that was not requested.
 pub fn out_of_turn(at: usize, report: &Report) -> AppError {
-    AppError::Misfit(format!("member {at} reported {report:?}, which was not asked for"))
+    AppError::ProtocolViolation(format!("member {at} reported {report:?}, which was not asked for"))
 }
 
-fn start(at: usize, seat: &Seat, to: &Sender<Said>) -> Result<Member> {
+fn start(at: usize, options: &MemberOptions, to: &Sender<Said>) -> Result<Member> {
     let failed = |e: std::io::Error| AppError::Setup(format!("member {at} does not start: {e}"));
     let this = std::env::current_exe().map_err(failed)?;
-    let mut words = seat.by.clone();
+    let mut words = options.by.clone();
     words.extend([this.into_os_string(), "member".into()]);
     let mut command = Command::new(&words[0]);
-    command.args(&words[1..]).args(&seat.args).stdin(Stdio::piped()).stdout(Stdio::piped());
+    command.args(&words[1..]).args(&options.args).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command
         .spawn()
         .map_err(|e| AppError::Setup(format!("member {at} does not start: {}: {e}", words[0].display())))?;
@@ -282,7 +291,7 @@ fn start(at: usize, seat: &Seat, to: &Sender<Said>) -> Result<Member> {
         }
         let _ = to.send((at, None));
     });
-    Ok(Member { child, orders, heard: VecDeque::new(), may_end: false })
+    Ok(Member { child, orders, reports: VecDeque::new(), may_end: false })
 }
 
 /// For each queue pair of a member: the member at its other end, and the index of that member's queue pair.

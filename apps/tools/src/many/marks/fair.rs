@@ -5,7 +5,7 @@ use crate::bench::row::Row;
 use crate::many::cli::FairArgs;
 use crate::many::found::Found;
 use crate::many::order::{Make, Order, Report};
-use crate::many::team::{Seat, Team, all_to_all, out_of_turn};
+use crate::many::team::{MemberOptions, Team, all_to_all, out_of_turn};
 use apps::error::Result;
 use apps::report::per_second;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -55,14 +55,14 @@ pub fn measure(args: &FairArgs) -> Result<Vec<Found>> {
 fn counts(args: &FairArgs, processes: usize) -> Result<Vec<u64>> {
     let connections = usize::from(args.connections);
     let peers = all_to_all(processes, connections);
-    let mut team = Team::start(&vec![Seat::usual(); processes])?;
+    let mut team = Team::start(&vec![MemberOptions::usual(); processes])?;
     team.connect(&peers, Make { count: 0, size: args.size as u32, depth: args.depth, memory: 0 })?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let begin = now + WARM_UP + WARM_UP_EACH * peers[0].len() as u32;
     let window_ns = [begin, begin + args.duration].map(|at| at.as_nanos() as u64);
     let lasts = begin + args.duration - now;
     let mut all = Vec::new();
-    let reports = team.ask_each(|_| Order::Flood { depth: args.depth, window_ns }, lasts)?;
+    let reports = team.run_orders(|_| Order::Flood { depth: args.depth, window_ns }, lasts)?;
     for (at, report) in reports.into_iter().enumerate() {
         let Report::Counts(counts) = report else { return Err(out_of_turn(at, &report)) };
         all.extend(counts);

@@ -6,7 +6,7 @@ use crate::bench::row::Row;
 use crate::many::cli::FirstArgs;
 use crate::many::found::Found;
 use crate::many::order::Make;
-use crate::many::team::{Seat, Team, all_to_all};
+use crate::many::team::{MemberOptions, Team, all_to_all};
 use apps::error::Result;
 use apps::measure::{Latency, histogram};
 use apps::report::time;
@@ -19,15 +19,15 @@ const SIZE: u32 = 64;
 /// The failure of a member.
 pub fn measure(args: &FirstArgs) -> Result<Vec<Found>> {
     let processes = usize::from(args.processes);
-    let mut team = Team::start(&vec![Seat::usual(); processes])?;
+    let mut team = Team::start(&vec![MemberOptions::usual(); processes])?;
     let make = Make { count: 0, size: SIZE, depth: 16, memory: 0 };
-    let far = team.make(&all_to_all(processes, 1), make)?;
+    let remote = team.make(&all_to_all(processes, 1), make)?;
     let loops = child::busy_loops(usize::from(args.beside))?;
     let (mut from_post, mut from_connect) = (histogram(), histogram());
     for first in 0..processes - 1 {
         for second in first + 1..processes {
             // A member has one queue pair for each other member, in their order.
-            let end = |at: usize, queue: usize| (at, queue, &far[at][queue]);
+            let end = |at: usize, queue: usize| (at, queue, &remote[at][queue]);
             let [post, connect] = team.meet(end(first, second - 1), end(second, first))?;
             from_post.saturating_record(post);
             from_connect.saturating_record(connect);

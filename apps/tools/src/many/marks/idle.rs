@@ -6,7 +6,7 @@ use crate::many::found::Found;
 use crate::many::marks::pause::rest;
 use crate::many::marks::proc;
 use crate::many::order::{Make, Order};
-use crate::many::team::{Seat, Team, pairs};
+use crate::many::team::{MemberOptions, Team, pairs};
 use apps::error::Result;
 use std::time::{Duration, Instant};
 
@@ -19,9 +19,9 @@ const SETTLE: Duration = Duration::from_secs(2);
 /// The failure of a member.
 pub fn measure(args: &IdleArgs) -> Result<Vec<Found>> {
     let processes = usize::from(args.processes);
-    let mut team = Team::start(&vec![Seat::usual(); processes])?;
+    let mut team = Team::start(&vec![MemberOptions::usual(); processes])?;
     team.connect(&pairs(processes), Make { count: 0, size: 64, depth: 16, memory: 0 })?;
-    team.ask_each(|_| Order::Greet { from: 0, to: 1 }, Duration::ZERO)?;
+    team.run_orders(|_| Order::Greet { from: 0, to: 1 }, Duration::ZERO)?;
     rest(SETTLE)?;
     let (began, before) = (Instant::now(), cpu_time(&team)?);
     rest(args.duration)?;

@@ -5,7 +5,7 @@ use crate::bench::row::Row;
 use crate::many::cli::KilledArgs;
 use crate::many::found::Found;
 use crate::many::order::{End, Make, Order, Report};
-use crate::many::team::{Seat, Team, out_of_turn, pairs};
+use crate::many::team::{MemberOptions, Team, out_of_turn, pairs};
 use apps::error::Result;
 use apps::measure::{Latency, histogram};
 use apps::report::{bytes, time};
@@ -53,14 +53,14 @@ fn measure_signal(args: &KilledArgs, (name, op, signal): (&str, &str, End)) -> R
 /// Starts two processes, ends one of them by the signal, and returns the nanoseconds from the signal to the failure of a request of the
 /// other.
 fn measure_once(args: &KilledArgs, signal: End) -> Result<u64> {
-    let mut team = Team::start(&[Seat::usual(), Seat::usual()])?;
+    let mut team = Team::start(&[MemberOptions::usual(), MemberOptions::usual()])?;
     // Both have the same memory, although only the memory of the process that ends matters.
     team.connect(&pairs(2), Make { count: 0, size: SIZE, depth: 16, memory: args.memory as usize })?;
     let pid = team.pid(1);
     team.may_end(1);
     let (pause, after_ms) = (args.pause.unwrap_or_default(), WRITE_TIME.as_millis() as u64);
     let order = Order::Kill { pid, signal, after_ms, late_ms: args.late.then_some(pause.as_millis() as u64) };
-    let report = team.ask(0, &order, WRITE_TIME + pause)?;
+    let report = team.run_order(0, &order, WRITE_TIME + pause)?;
     let Report::Times(times) = &report else { return Err(out_of_turn(0, &report)) };
     let [ns] = times[..] else { return Err(out_of_turn(0, &report)) };
     team.end()?;

@@ -4,7 +4,7 @@ use crate::bench::row::Row;
 use crate::many::cli::LatencyArgs;
 use crate::many::found::Found;
 use crate::many::order::{Make, Order, Report};
-use crate::many::team::{Seat, Team, out_of_turn};
+use crate::many::team::{MemberOptions, Team, out_of_turn};
 use apps::error::Result;
 use apps::report::time;
 use std::time::Duration;
@@ -20,25 +20,25 @@ const ADDRS: [&str; 2] = ["10.77.0.1/24", "10.77.0.2/24"];
 /// The failure of a member.
 pub fn measure(args: &LatencyArgs) -> Result<Vec<Found>> {
     let others = if args.memif { 0 } else { usize::from(args.others) };
-    let mut seats = ends(args);
-    seats.extend((0..others).map(|_| Seat::embedded()));
-    let mut team = Team::start(&seats)?;
+    let mut members = ends(args);
+    members.extend((0..others).map(|_| MemberOptions::embedded()));
+    let mut team = Team::start(&members)?;
     // The first member measures with the second, and all others send to the first.
-    let peers = (0..seats.len()).map(|at| if at == 0 { (1..seats.len()).collect() } else { vec![0] });
+    let peers = (0..members.len()).map(|at| if at == 0 { (1..members.len()).collect() } else { vec![0] });
     let peers: Vec<Vec<usize>> = peers.collect();
     team.connect(&peers, Make { count: 0, size: SIZE, depth: DEPTH, memory: 0 })?;
-    team.tell(1, &Order::PingPong { begins: false, duration_ms: 0 })?;
+    team.send_order(1, &Order::PingPong { begins: false, duration_ms: 0 })?;
     let every_us = args.every.as_micros() as u64;
     for other in 2..team.size() {
-        team.tell(other, &Order::Beat { every_us })?;
+        team.send_order(other, &Order::Beat { every_us })?;
     }
     let duration_ms = args.duration.as_millis() as u64;
-    let report = team.ask(0, &Order::PingPong { begins: true, duration_ms }, args.duration)?;
+    let report = team.run_order(0, &Order::PingPong { begins: true, duration_ms }, args.duration)?;
     let Report::Curve { quantiles, count } = report else { return Err(out_of_turn(0, &report)) };
     // In the order of their dependence: the first member acknowledges what was sent to it.
     let mut sent = 0;
     for at in (1..team.size()).rev() {
-        match team.ask(at, &Order::Stop, Duration::ZERO)? {
+        match team.run_order(at, &Order::Stop, Duration::ZERO)? {
             Report::Counts(counts) => sent += counts.iter().sum::<u64>(),
             Report::Done => {}
             other => return Err(out_of_turn(at, &other)),
@@ -64,15 +64,15 @@ pub fn measure(args: &LatencyArgs) -> Result<Vec<Found>> {
 }
 
 /// How the two ends are started, each on a core.
-fn ends(args: &LatencyArgs) -> Vec<Seat> {
+fn ends(args: &LatencyArgs) -> Vec<MemberOptions> {
     let socket = std::env::temp_dir().join(format!("roce-many-{}", std::process::id()));
     let end = |n: usize| {
-        let seat = Seat::embedded().with("--core", args.cores[n % args.cores.len()]);
+        let options = MemberOptions::embedded().with("--core", args.cores[n % args.cores.len()]);
         if !args.memif {
-            return seat;
+            return options;
         }
         let role = ["server", "client"][n];
-        seat.with("--port", format!("memif:{},role={role}", socket.display())).with("--ip", ADDRS[n])
+        options.with("--port", format!("memif:{},role={role}", socket.display())).with("--ip", ADDRS[n])
     };
     vec![end(0), end(1)]
 }

@@ -6,7 +6,7 @@ use crate::many::found::Found;
 use crate::many::marks::pause::rest;
 use crate::many::marks::proc;
 use crate::many::order::{Make, Order};
-use crate::many::team::{Seat, Team, star};
+use crate::many::team::{MemberOptions, Team, star};
 use apps::error::{AppError, Result};
 use apps::report::bytes;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -20,12 +20,12 @@ const LOOK: Duration = Duration::from_millis(100);
 /// The failure of a member.
 pub fn measure(args: &MemoryArgs) -> Result<Vec<Found>> {
     let links = usize::from(args.links);
-    let seats = vec![Seat::usual(); links + 1];
-    let mut team = Team::start(&seats)?;
+    let members = vec![MemberOptions::usual(); links + 1];
+    let mut team = Team::start(&members)?;
     let make = Make { count: 0, size: args.size as u32, depth: args.depth, memory: 0 };
-    team.connect(&star(seats.len()), make)?;
+    team.connect(&star(members.len()), make)?;
     let hub = team.pid(0);
-    team.ask(0, &Order::Greet { from: 0, to: links }, Duration::ZERO)?;
+    team.run_order(0, &Order::Greet { from: 0, to: links }, Duration::ZERO)?;
     // Wait until the memory that only a busy link uses has been released, too.
     rest(args.duration)?;
     let (idle, found) = (proc::pss_of_links(hub)?, proc::links(hub)?);
@@ -37,7 +37,7 @@ pub fn measure(args: &MemoryArgs) -> Result<Vec<Found>> {
     let end = now + args.duration;
     let flood = Order::Flood { depth: args.depth, window_ns: [now, end].map(|at| at.as_nanos() as u64) };
     for at in 0..team.size() {
-        team.tell(at, &flood)?;
+        team.send_order(at, &flood)?;
     }
     let (mut busy, mut busy_links) = (0, 0);
     let until = Instant::now() + args.duration;
@@ -47,7 +47,7 @@ pub fn measure(args: &MemoryArgs) -> Result<Vec<Found>> {
         busy_links = proc::pss_of_links(hub)?.max(busy_links);
     }
     for at in 0..team.size() {
-        team.hear(at, args.duration + Duration::from_secs(60))?;
+        team.receive_report(at, args.duration + Duration::from_secs(60))?;
     }
     team.end()?;
     let of_idle = Found {

@@ -8,7 +8,7 @@ use crate::many::cli::TurnArgs;
 use crate::many::found::Found;
 use crate::many::marks::proc;
 use crate::many::order::{Make, Order};
-use crate::many::team::{Seat, Team, star};
+use crate::many::team::{MemberOptions, Team, star};
 use crate::many::work::turns::{COUNTED, OVER};
 use apps::error::{AppError, Result};
 use apps::report::median;
@@ -52,20 +52,21 @@ fn counted(links: usize, turns: u32) -> Result<f64> {
     let dir = std::env::temp_dir().join(format!("roce-many-{}-{links}", std::process::id()));
     std::fs::create_dir_all(&dir).map_err(|e| AppError::Setup(format!("{}: {e}", dir.display())))?;
     let dir = Scratch(dir);
-    let mut hub = Seat::embedded();
+    let mut hub = MemberOptions::embedded();
     hub.by = valgrind(&dir.0.join("turn"), &dir.0.join("log"));
-    let seats: Vec<Seat> = std::iter::once(hub).chain((0..links).map(|_| Seat::usual())).collect();
-    let mut team = Team::start(&seats)?;
-    let far = team.make(&star(seats.len()), Make { count: 0, size: 64, depth: 16, memory: 0 })?;
+    let members: Vec<MemberOptions> =
+        std::iter::once(hub).chain((0..links).map(|_| MemberOptions::usual())).collect();
+    let mut team = Team::start(&members)?;
+    let remote = team.make(&star(members.len()), Make { count: 0, size: 64, depth: 16, memory: 0 })?;
     // One link after the other: a process in an emulator answers slowly.
     for link in 0..links {
-        team.meet((0, link, &far[0][link]), (link + 1, 0, &far[link + 1][0]))?;
+        team.meet((0, link, &remote[0][link]), (link + 1, 0, &remote[link + 1][0]))?;
     }
     let found = proc::links(team.pid(0))?;
     if found != links {
         return Err(AppError::Setup(format!("{found} of {links} links were made")));
     }
-    team.ask(0, &Order::Turn { turns }, Duration::ZERO)?;
+    team.run_order(0, &Order::Turn { turns }, Duration::ZERO)?;
     team.end()?;
     let mut counts = Vec::new();
     for file in std::fs::read_dir(&dir.0).into_iter().flatten().flatten() {

@@ -24,7 +24,7 @@ pub fn run(
     late: Option<Duration>,
 ) -> Result<Report> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    let pid = pid.ok_or_else(|| AppError::Misfit("0 is no process to send a signal".into()))?;
+    let pid = pid.ok_or_else(|| AppError::ProtocolViolation("0 is no process to send a signal".into()))?;
     let signal = match signal {
         End::Kill => Signal::KILL,
         End::Int => Signal::INT,

@@ -3,7 +3,7 @@
 
 use super::greet;
 use crate::many::objects::Objects;
-use crate::many::order::{Far, Report};
+use crate::many::order::{RemoteEnd, Report};
 use apps::error::{AppError, Result};
 use std::io;
 use std::os::linux::net::SocketAddrExt as _;
@@ -14,9 +14,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A socket named after a member's process, on which peers notify the member that they have joined.
-pub struct Door(UnixDatagram);
+pub struct JoinSocket(UnixDatagram);
 
-impl Door {
+impl JoinSocket {
     /// The socket of this process.
     ///
     /// # Errors
@@ -36,11 +36,17 @@ impl Door {
     ///
     /// # Errors
     /// Errors of the device; the process has ended.
-    pub fn join(&self, objects: &mut Objects, queue: usize, far: Far, tell: u32) -> Result<Report> {
+    pub fn join(
+        &self,
+        objects: &mut Objects,
+        queue: usize,
+        remote: RemoteEnd,
+        notify: u32,
+    ) -> Result<Report> {
         let began = now();
-        objects.connect_one(queue, far)?;
-        let told = name(tell).and_then(|to| self.0.send_to_addr(&began.as_nanos().to_ne_bytes(), &to));
-        told.map_err(|e| AppError::Setup(format!("process {tell} cannot be told: {e}")))?;
+        objects.connect_one(queue, remote)?;
+        let told = name(notify).and_then(|to| self.0.send_to_addr(&began.as_nanos().to_ne_bytes(), &to));
+        told.map_err(|e| AppError::Setup(format!("process {notify} cannot be told: {e}")))?;
         Ok(Report::Done)
     }
 
@@ -48,16 +54,16 @@ impl Door {
     ///
     /// # Errors
     /// Errors of the device; no peer joins; the message failed.
-    pub fn meet(&self, objects: &mut Objects, queue: usize, far: Far) -> Result<Report> {
+    pub fn meet(&self, objects: &mut Objects, queue: usize, remote: RemoteEnd) -> Result<Report> {
         let mut began = [0; 16];
         let came =
             self.0.recv(&mut began).map_err(|e| AppError::Timeout(format!("no peer has joined: {e}")))?;
         if came != began.len() {
-            return Err(AppError::Misfit(format!(
+            return Err(AppError::ProtocolViolation(format!(
                 "{came} bytes came, where a peer says when it began to join"
             )));
         }
-        objects.connect_one(queue, far)?;
+        objects.connect_one(queue, remote)?;
         let posted = Instant::now();
         objects.send(queue, true)?;
         greet::complete(objects)?;

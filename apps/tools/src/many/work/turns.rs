@@ -15,8 +15,8 @@ const UNTIL_IDLE: u32 = 10_000;
 /// The member does not turn its device itself.
 pub fn run(objects: &mut Objects, turns: u32) -> Result<Report> {
     let reactor = objects.reactor();
-    let reactor =
-        reactor.ok_or_else(|| AppError::Misfit("turns are counted of a member that makes them".into()))?;
+    let reactor = reactor
+        .ok_or_else(|| AppError::ProtocolViolation("turns are counted of a member that makes them".into()))?;
     for _ in 0..UNTIL_IDLE {
         let _ = reactor.poll_once();
     }

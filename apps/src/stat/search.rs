@@ -10,9 +10,9 @@ pub const SLICE: Duration = Duration::from_millis(50);
 
 /// A search that is under way.
 #[derive(Debug)]
-pub struct Looking<T>(Receiver<Result<T>>);
+pub struct Search<T>(Receiver<Result<T>>);
 
-impl<T: Send + 'static> Looking<T> {
+impl<T: Send + 'static> Search<T> {
     /// Starts the search.
     pub fn start(find: impl FnOnce() -> Result<T> + Send + 'static) -> Self {
         let (to, from) = mpsc::channel();

@@ -10,12 +10,12 @@ type Slot = Arc<Mutex<Option<Box<dyn PortQueue>>>>;
 
 /// A port that may be used by one user after the other. Clones are the same port.
 #[derive(Clone)]
-pub struct LentPort {
+pub struct ReusablePort {
     port: Arc<dyn Port>,
     queues: Arc<[Slot]>,
 }
 
-impl LentPort {
+impl ReusablePort {
     /// Takes over a port and all of its queues.
     pub fn new(port: Box<dyn Port>) -> Self {
         let queues = (0..port.info().queues).map(|n| Arc::new(Mutex::new(port.take_queue(n)))).collect();
@@ -23,7 +23,7 @@ impl LentPort {
     }
 }
 
-impl PortLayer for LentPort {
+impl PortLayer for ReusablePort {
     fn inner(&self) -> &dyn Port {
         &*self.port
     }
@@ -31,25 +31,25 @@ impl PortLayer for LentPort {
     fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
         let slot = self.queues.get(index)?;
         let queue = slot.lock().unwrap_or_else(PoisonError::into_inner).take()?;
-        Some(Box::new(Lent { queue: Some(queue), home: slot.clone() }))
+        Some(Box::new(ReturnedQueue { queue: Some(queue), home: slot.clone() }))
     }
 }
 
 /// A queue that returns to its port when it is dropped.
-struct Lent {
+struct ReturnedQueue {
     /// `None` only during the drop.
     queue: Option<Box<dyn PortQueue>>,
     home: Slot,
 }
 
-impl QueueLayer for Lent {
+impl QueueLayer for ReturnedQueue {
     #[inline]
     fn inner(&mut self) -> &mut dyn PortQueue {
         self.queue.as_mut().expect("a queue is there until it is dropped").as_mut()
     }
 }
 
-impl Drop for Lent {
+impl Drop for ReturnedQueue {
     fn drop(&mut self) {
         *self.home.lock().unwrap_or_else(PoisonError::into_inner) = self.queue.take();
     }
@@ -67,7 +67,7 @@ mod tests {
         std::fs::create_dir_all(&dir).unwrap();
         let spec = format!("unix:{0}/a,peer={0}/b", dir.display());
         let spec: PortSpec = spec.parse().unwrap();
-        let port = LentPort::new(spec.open(&PortOptions::default()).unwrap());
+        let port = ReusablePort::new(spec.open(&PortOptions::default()).unwrap());
         for _ in 0..2 {
             let mut queue = Port::take_queue(&port, 0).unwrap();
             assert!(matches!(queue.arm(), Armed::Event(_)));
