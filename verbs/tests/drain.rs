@@ -17,7 +17,7 @@ fn drives() -> [Drive; 3] {
 }
 
 /// Polls the queue without driving a shard.
-fn there(cq: &verbs::Cq) -> Vec<(u64, WcStatus)> {
+fn poll_only(cq: &verbs::Cq) -> Vec<(u64, WcStatus)> {
     let mut wc = [Wc::default(); 64];
     let n = cq.poll(&mut wc).unwrap();
     wc[..n].iter().map(|wc| (wc.wr_id, wc.status)).collect()
@@ -45,15 +45,15 @@ fn both_queues_are_flushed_in_every_drive() {
         receives(&p.a, 10..13);
         p.a.drain_qp(PATIENCE).unwrap();
         assert_eq!(p.a.state().unwrap(), QpState::Err);
-        assert_eq!(there(&p.cq_a), flushed((0..5).chain(10..13)), "{drive:?}");
+        assert_eq!(poll_only(&p.cq_a), flushed((0..5).chain(10..13)), "{drive:?}");
         // In ERR already, and nothing in the queues.
         p.a.drain_qp(PATIENCE).unwrap();
-        assert_eq!(there(&p.cq_a), []);
+        assert_eq!(poll_only(&p.cq_a), []);
         // In ERR already, with new requests.
         sends(&p.a, 20..22);
         receives(&p.a, 22..24);
         p.a.drain_qp(PATIENCE).unwrap();
-        let mut done = there(&p.cq_a);
+        let mut done = poll_only(&p.cq_a);
         done.sort_by_key(|d| d.0);
         assert_eq!(done, flushed(20..24), "{drive:?}");
     }
@@ -70,9 +70,9 @@ fn what_succeeded_before_completes_with_success() {
     }
     p.a.post_send(&[SendWr::send(2, &[])]).unwrap();
     p.a.drain_qp(PATIENCE).unwrap();
-    assert_eq!(there(&p.cq_a), [(1, Success), (2, WrFlushErr)]);
+    assert_eq!(poll_only(&p.cq_a), [(1, Success), (2, WrFlushErr)]);
     p.b.drain_rq(PATIENCE).unwrap();
-    assert_eq!(there(&p.cq_b), [(0, Success), (1, WrFlushErr)]);
+    assert_eq!(poll_only(&p.cq_b), [(0, Success), (1, WrFlushErr)]);
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn empty_queues_in_every_state() {
         qp.drain_sq(PATIENCE).unwrap();
         qp.drain_rq(PATIENCE).unwrap();
         assert_eq!(qp.drain_by_sqd(PATIENCE).unwrap(), QpState::Err);
-        assert_eq!(there(&cq), []);
+        assert_eq!(poll_only(&cq), []);
     };
     for kind in [QpType::Rc, QpType::Uc, QpType::Ud, QpType::Gsi] {
         let qp = pd.create_qp(&QpInitAttr::new(kind, &cq, &cq)).unwrap();
@@ -101,7 +101,7 @@ fn empty_queues_in_every_state() {
     qp.init_rc(&options()).unwrap();
     receives(&qp, 1..3);
     qp.drain_rq(PATIENCE).unwrap();
-    assert_eq!(there(&cq), flushed(1..3), "receives are posted from INIT on");
+    assert_eq!(poll_only(&cq), flushed(1..3), "receives are posted from INIT on");
 }
 
 #[test]
@@ -109,10 +109,10 @@ fn one_queue_at_a_time() {
     let p = Pair::new(embedded());
     sends(&p.a, 0..2);
     p.a.drain_sq(PATIENCE).unwrap();
-    assert_eq!((p.a.state().unwrap(), there(&p.cq_a)), (QpState::Err, flushed(0..2)));
+    assert_eq!((p.a.state().unwrap(), poll_only(&p.cq_a)), (QpState::Err, flushed(0..2)));
     receives(&p.b, 2..4);
     p.b.drain_rq(PATIENCE).unwrap();
-    assert_eq!((p.b.state().unwrap(), there(&p.cq_b)), (QpState::Err, flushed(2..4)));
+    assert_eq!((p.b.state().unwrap(), poll_only(&p.cq_b)), (QpState::Err, flushed(2..4)));
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn in_steps_from_a_reactor_of_ones_own() {
         reactor.poll_once();
         turns += 1;
     }
-    assert_eq!(there(&p.cq_a), flushed(0..3));
+    assert_eq!(poll_only(&p.cq_a), flushed(0..3));
 }
 
 // A RESET discards the requests to be drained.
@@ -166,7 +166,7 @@ fn a_reset_ends_a_drain() {
     let mut drain = p.a.begin_drain(DrainKind::Qp).unwrap();
     enter(&p.a, QpState::Reset);
     assert!(drain.try_finish().unwrap());
-    assert_eq!(there(&p.cq_a), []);
+    assert_eq!(poll_only(&p.cq_a), []);
 }
 
 #[test]

@@ -177,7 +177,7 @@ fn destroyed_queue_pairs_leave_nothing() {
         }
         qp.destroy().unwrap();
     }
-    common::nothing(&context, &cq);
+    common::assert_no_completion(&context, &cq);
 }
 
 #[test]

@@ -144,7 +144,7 @@ impl Cable {
     }
 
     /// Checks that many turns bring no completion.
-    pub fn nothing(&self, cq: &Cq) {
+    pub fn assert_no_completion(&self, cq: &Cq) {
         let mut wc = [Wc::default(); 1];
         for _ in 0..200 {
             self.turn();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::common::{self, PATIENCE, all_rights, embedded, nothing, pump, take};
+use crate::common::{self, PATIENCE, all_rights, assert_no_completion, embedded, pump, take};
 use crate::wire::{PEER_QPN, Wire, datagram};
 use sim::peer::{frame, pkt};
 use stack::wire::{Flow, Opcode};
@@ -432,7 +432,7 @@ fn u16_queue_pairs_on_every_shard() {
         let all: Vec<u64> = (0..shards as u64).map(|i| 100 * i).collect();
         assert_eq!(b.received(&a.context, shards), all, "{shards} shards, arriving on {arrives_on}");
         assert_eq!(b.context.counters().drops(), 0);
-        nothing(&a.context, &a.cq);
+        assert_no_completion(&a.context, &a.cq);
     }
 }
 
@@ -471,7 +471,7 @@ fn u16_over_udp_the_host_is_the_member() {
     b.qps.iter().for_each(|qp| qp.detach_mcast(group(3), 0).unwrap());
     a.send_from(0, 0);
     assert_eq!(a.received(&b.context, 2), [2, 102]);
-    nothing(&b.context, &b.cq);
+    assert_no_completion(&b.context, &b.cq);
     assert_eq!(b.context.counters().discarded(Discard::NotOurMulticast), 0, "the kernel has dropped it");
     b.qps[1].attach_mcast(group(3), 0).unwrap();
     a.send_from(0, 0);
@@ -485,7 +485,7 @@ fn u16_one_copy_on_a_loopback_port() {
     let m = Member::new(port, 1, 1, false);
     m.send_from(0, 1);
     assert_eq!(take(&m.context, &m.cq, 1)[0].wr_id, 0);
-    nothing(&m.context, &m.cq);
+    assert_no_completion(&m.context, &m.cq);
     assert_eq!(m.context.counters().discarded(Discard::OwnMulticast), 1);
     assert_eq!(m.context.counters().get(Counter::RequestsSent), 1);
 }

@@ -4,7 +4,7 @@
 
 use std::io::Write;
 
-use crate::common::{Pair, all_rights, embedded, nothing};
+use crate::common::{Pair, all_rights, assert_no_completion, embedded};
 use crate::mapped::Mapped;
 use verbs::{Access, MwBindInfo, MwType, RecvWr, Rereg, SendWr, Sge, WcStatus};
 
@@ -71,7 +71,7 @@ fn what_is_not_mapped_is_a_wrong_access() {
             let there = from == 1 && name.contains('&');
             let wanted = if there { WcStatus::Success } else { WcStatus::RemAccessErr };
             assert_eq!(status, wanted, "{name}, {ends} of it gone");
-            nothing(&p.context, &p.cq_a);
+            assert_no_completion(&p.context, &p.cq_a);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::common::{all_rights, nothing, options, pump};
+use crate::common::{all_rights, assert_no_completion, options, pump};
 use verbs::port::{
     Armed, Build, Destination, Farewell, Frame, Host, NoRoute, Port, PortLayer, PortOptions, PortQueue,
     PortStats, QueueLayer, Route, Routes, RxBurst, TxBurst, pair_with,
@@ -315,9 +315,9 @@ fn a_link_that_takes_nothing_holds_up_its_own_peer_alone() {
             assert_eq!(ids(&w.take(&fast.their_sends, 4)), expected);
         }
         // No completion appears whose acknowledgement has not left yet.
-        nothing(&w.hub.context, &slow.our_receives);
-        nothing(&w.hub.context, &slow.our_sends);
-        nothing(&w.peers[stuck].context, &slow.their_sends);
+        assert_no_completion(&w.hub.context, &slow.our_receives);
+        assert_no_completion(&w.hub.context, &slow.our_sends);
+        assert_no_completion(&w.peers[stuck].context, &slow.their_sends);
 
         w.shut(stuck, false);
         let expected: Vec<u64> = (100..200).collect();
@@ -416,7 +416,7 @@ fn datagrams_of_one_queue_pair_go_by_the_routes_of_their_peers() {
         d.send(id, 0);
     }
     assert_eq!(ids(&w.take(&d.peers[0].1, 4)), [10, 11, 12, 13]);
-    nothing(&w.peers[1].context, &d.peers[1].1);
+    assert_no_completion(&w.peers[1].context, &d.peers[1].1);
     w.shut(1, false);
     assert_eq!(ids(&w.take(&d.peers[1].1, 4)), [10, 11, 12, 13]);
     w.take(&d.done, 8);
@@ -438,7 +438,7 @@ fn a_datagram_is_complete_when_its_own_frame_is_with_the_port() {
         }
         assert_eq!(ids(&w.take(&d.done, 2)), [0, 1]);
         assert_eq!(w.take(&d.peers[0].1, 7).len(), 7, "they need not wait for the others");
-        nothing(&w.hub.context, &d.done);
+        assert_no_completion(&w.hub.context, &d.done);
         w.shut(1, false);
         assert_eq!(ids(&w.take(&d.done, 10)), (2..12).collect::<Vec<_>>());
         assert_eq!(w.take(&d.peers[1].1, 5).len(), 5);
@@ -473,7 +473,7 @@ fn a_peer_that_has_stopped_holds_up_datagrams_to_others_for_a_moment() {
     (0..60).for_each(|id| d.send(id, 1));
     (60..64).for_each(|id| d.send(id, 0));
     (0..50).for_each(|_| w.pump());
-    nothing(&w.hub.context, &d.done);
+    assert_no_completion(&w.hub.context, &d.done);
     assert_eq!(lost(), 0, "it may go on in a moment");
 
     w.clock.fetch_add(TX_STALL.as_nanos() as u64, Ordering::Relaxed);
@@ -564,7 +564,7 @@ fn receives_complete_over_a_link_that_always_has_more_to_send() {
     }
 }
 
-/// The route that [`Slow`] knows: none yet; the network, which loses everything; a link; or none until the link delivers a frame.
+/// The route that [`RoutedPort`] knows: none yet; the network, which loses everything; a link; or none until the link delivers a frame.
 #[derive(Clone, Default)]
 struct Known(Arc<AtomicU64>);
 
@@ -580,22 +580,22 @@ impl Known {
 }
 
 /// A port with a link that carries longer packets than the network, once its route is known.
-struct Slow {
+struct RoutedPort {
     port: Box<dyn Port>,
     known: Known,
 }
 
-impl PortLayer for Slow {
+impl PortLayer for RoutedPort {
     fn inner(&self) -> &dyn Port {
         &*self.port
     }
     fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
         let queue = self.port.take_queue(index)?;
-        Some(Box::new(SlowQueue { queue, known: self.known.clone() }))
+        Some(Box::new(RoutedQueue { queue, known: self.known.clone() }))
     }
 }
 
-struct SlowQueue {
+struct RoutedQueue {
     queue: Box<dyn PortQueue>,
     known: Known,
 }
@@ -603,7 +603,7 @@ struct SlowQueue {
 const NETWORK: Route = Route(0);
 const LINK: Route = Route(1);
 
-impl QueueLayer for SlowQueue {
+impl QueueLayer for RoutedQueue {
     fn inner(&mut self) -> &mut dyn PortQueue {
         &mut *self.queue
     }
@@ -630,7 +630,7 @@ impl QueueLayer for SlowQueue {
     }
 }
 
-impl Routes for SlowQueue {
+impl Routes for RoutedQueue {
     fn route_to(&mut self, _: Destination) -> Result<Route, NoRoute> {
         match self.known.0.load(Ordering::Relaxed) {
             Known::NETWORK => Ok(NETWORK),
@@ -666,7 +666,8 @@ impl Pair {
         let (clock, known) = (Arc::new(AtomicU64::new(1)), <[Known; 2]>::default());
         known[0].set(Known::LINK);
         let node = |port, addr: [u8; 4], known: &Known| {
-            let port = OfHost { port: Box::new(Slow { port, known: known.clone() }), addr: addr.into() };
+            let port =
+                OfHost { port: Box::new(RoutedPort { port, known: known.clone() }), addr: addr.into() };
             Node::new(DeviceConfig::new(Box::new(port) as Box<dyn Port>), &clock)
         };
         let nodes = [node(a, PEERS[0], &known[0]), node(b, PEERS[1], &known[1])];

@@ -27,9 +27,9 @@ type Hook = Box<dyn Fn(&Burst<'_>) + Send>;
 
 /// A hook that the port of a device runs before each operation.
 #[derive(Clone, Default)]
-struct Odd(Arc<Mutex<Option<Hook>>>);
+struct HookedDevice(Arc<Mutex<Option<Hook>>>);
 
-impl Odd {
+impl HookedDevice {
     fn set(&self, hook: impl Fn(&Burst<'_>) + Send + 'static) {
         *self.0.lock().unwrap() = Some(Box::new(hook));
     }
@@ -43,10 +43,10 @@ impl Odd {
         let hook = self.0.clone();
         let port = Hooked::around(port, move |burst| {
             // Not locked during the call, which may call back, or panic.
-            let odd = hook.lock().unwrap().take();
-            if let Some(odd) = odd {
-                odd(&burst);
-                hook.lock().unwrap().get_or_insert(odd);
+            let run = hook.lock().unwrap().take();
+            if let Some(run) = run {
+                run(&burst);
+                hook.lock().unwrap().get_or_insert(run);
             }
             true
         });
@@ -87,8 +87,8 @@ fn panics(reactor: &mut Reactor) -> bool {
 
 /// Checks a device whose port panics at operation number `allowed`. `false` if there were fewer operations.
 fn ends_after(allowed: u32) -> bool {
-    let odd = Odd::default();
-    let context = odd.open(1, Drive::Embedded);
+    let hooked = HookedDevice::default();
+    let context = hooked.open(1, Drive::Embedded);
     let pd = context.alloc_pd().unwrap();
     let channel = context.create_comp_channel().unwrap();
     let cq = context.create_cq_ex(&CqInitAttr::new(16).channel(&channel)).unwrap();
@@ -104,11 +104,11 @@ fn ends_after(allowed: u32) -> bool {
     (0..10).for_each(|_| assert!(reactor.poll_once().is_some()));
     qp.post_send(&[SendWr::send(11, &[]).inline(b"first").signaled()]).unwrap();
     let left = AtomicU32::new(allowed);
-    odd.set(move |_| assert!(left.fetch_sub(1, Ordering::Relaxed) != 0, "the port panics"));
+    hooked.set(move |_| assert!(left.fetch_sub(1, Ordering::Relaxed) != 0, "the port panics"));
     if !(0..8).any(|_| panics(&mut reactor)) {
         return false;
     }
-    odd.clear();
+    hooked.clear();
 
     // No turn can be made any more, so memory that a turn could have accessed is free, and keeps its contents.
     let keep = mr.to_vec(0..4096).unwrap();
@@ -179,10 +179,10 @@ fn a_panic_anywhere_in_a_turn_is_the_end_of_the_shard() {
 // Goal: a panic releases the claim and the mark of the thread as inside a turn: other devices still work.
 #[test]
 fn a_panic_in_a_turn_leaves_the_thread_as_it_was() {
-    let odd = Odd::default();
-    let context = odd.open(1, Drive::Embedded);
+    let hooked = HookedDevice::default();
+    let context = hooked.open(1, Drive::Embedded);
     context.start().unwrap();
-    odd.set(|_| panic!("the port panics"));
+    hooked.set(|_| panic!("the port panics"));
     assert!(panics(&mut context.reactor(0).unwrap()));
     let other = Context::open(config(2)).unwrap();
     let (pd, cq) = (other.alloc_pd().unwrap(), other.create_cq(4).unwrap());
@@ -194,18 +194,18 @@ fn a_panic_in_a_turn_leaves_the_thread_as_it_was() {
 // Goal: a panic in a control call, which holds the shard like a turn, ends the shard as well.
 #[test]
 fn a_panic_in_a_control_call_is_the_end_of_the_shard() {
-    let odd = Odd::default();
-    let context = odd.open(1, Drive::Embedded);
+    let hooked = HookedDevice::default();
+    let context = hooked.open(1, Drive::Embedded);
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4).unwrap());
     let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
     let mr = pd.reg_mr(4096, all_rights()).unwrap();
     let options = common::options();
     qp.init_rc(&options).unwrap();
-    odd.set(|_| panic!("the port panics"));
+    hooked.set(|_| panic!("the port panics"));
     // The Ethernet address of this peer has to be resolved, which sends a frame through the port.
     let peer = verbs::RcEndpoint { gid: Gid::v4([192, 0, 2, 77]), ..qp.endpoint(1).unwrap() };
     assert!(catch_unwind(AssertUnwindSafe(|| qp.connect_rc(&peer, &options))).is_err());
-    odd.clear();
+    hooked.clear();
     dead(qp.query());
     dead(context.reactor(0).unwrap().try_poll_once());
     mr.dereg().map_err(|(e, _)| e).unwrap();
@@ -215,16 +215,16 @@ fn a_panic_in_a_control_call_is_the_end_of_the_shard() {
 // Goal: the other shards of a device continue, and so do calls that need no shard.
 #[test]
 fn the_other_shards_go_on() {
-    let odd = Odd::default();
-    let context = odd.open(2, Drive::Embedded);
+    let hooked = HookedDevice::default();
+    let context = hooked.open(2, Drive::Embedded);
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
     let dying = to_itself(&pd, &QpInitAttr::rc(&cq, &cq).on_shard(0));
     let other_cq = context.create_cq(64).unwrap();
     let living = to_itself(&pd, &QpInitAttr::rc(&other_cq, &other_cq).on_shard(1));
     let mr = pd.reg_mr(4096, all_rights()).unwrap();
-    odd.set(|_| panic!("the port panics"));
+    hooked.set(|_| panic!("the port panics"));
     assert!(panics(&mut context.reactor(0).unwrap()));
-    odd.clear();
+    hooked.clear();
     dead(dying.query());
     let mut reactor = context.reactor(1).unwrap();
     for round in 0..3 {
@@ -253,13 +253,13 @@ fn the_other_shards_go_on() {
 #[cfg_attr(miri, ignore = "threads that spin: too slow under Miri")]
 fn a_panic_on_a_thread_of_the_device_ends_its_shard_alone() {
     for drive in [Drive::Caller, Drive::Dedicated { cores: vec![] }] {
-        let odd = Odd::default();
-        let context = odd.open(2, drive.clone());
+        let hooked = HookedDevice::default();
+        let context = hooked.open(2, drive.clone());
         let (pd, channel) = (context.alloc_pd().unwrap(), context.create_comp_channel().unwrap());
         let cq = context.create_cq_ex(&CqInitAttr::new(16).channel(&channel)).unwrap();
         let qps = [0, 1].map(|shard| to_itself(&pd, &QpInitAttr::rc(&cq, &cq).on_shard(shard)));
         let panicked = AtomicBool::new(false);
-        odd.set(move |_| assert!(panicked.swap(true, Ordering::Relaxed), "the port panics, once"));
+        hooked.set(move |_| assert!(panicked.swap(true, Ordering::Relaxed), "the port panics, once"));
         if drive == Drive::Caller {
             // A thread has to drive the shard to meet the panic: a caller, to which the panic propagates, or the helper.
             let poll = || cq.poll(&mut [Wc::default()]).is_ok();
@@ -281,7 +281,7 @@ fn a_panic_on_a_thread_of_the_device_ends_its_shard_alone() {
 }
 
 /// A port that panics in one of its methods, once set. It is no `PortLayer`, so that the compiler finds a missing method of the trait.
-struct Fragile {
+struct PanickingPort {
     port: Box<dyn Port>,
     breaks: Arc<Mutex<Option<&'static str>>>,
 }
@@ -315,13 +315,13 @@ fn step(breaks: &Mutex<Option<&'static str>>, method: &str) {
     assert!(breaks != Some(method), "the port panics");
 }
 
-impl Port for Fragile {
+impl Port for PanickingPort {
     fn info(&self) -> &PortInfo {
         step(&self.breaks, "info");
         self.port.info()
     }
     fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
-        Some(Box::new(FragileQueue { queue: self.port.take_queue(index)?, breaks: self.breaks.clone() }))
+        Some(Box::new(PanickingQueue { queue: self.port.take_queue(index)?, breaks: self.breaks.clone() }))
     }
     fn start(&self) -> Result<(), PortError> {
         step(&self.breaks, "start");
@@ -360,12 +360,12 @@ impl Port for Fragile {
     }
 }
 
-struct FragileQueue {
+struct PanickingQueue {
     queue: Box<dyn PortQueue>,
     breaks: Arc<Mutex<Option<&'static str>>>,
 }
 
-impl PortQueue for FragileQueue {
+impl PortQueue for PanickingQueue {
     fn stalled(&mut self, route: Route, now: stack::time::Instant) -> stack::port::Stalled {
         step(&self.breaks, "stalled");
         self.queue.stalled(route, now)
@@ -418,7 +418,7 @@ fn the_first_shard_that_lives_maintains_the_port() {
     let (breaks, ns) = (Arc::new(Mutex::new(None)), Arc::new(AtomicU64::new(1)));
     let options = PortOptions { frames: 256, queues: 2, ..PortOptions::default() };
     let port = PortSpec::Loopback.open(&options).unwrap();
-    let port: Box<dyn Port> = Box::new(Fragile { port, breaks: breaks.clone() });
+    let port: Box<dyn Port> = Box::new(PanickingPort { port, breaks: breaks.clone() });
     let mut config = DeviceConfig::loopback().port(port).shards(2);
     config.clock = Clock::Manual(ns.clone());
     let context = Context::open(config.drive(Drive::Embedded).qps_per_shard(16)).unwrap();
@@ -500,7 +500,7 @@ fn a_panic_in_any_method_of_a_port_ends_its_shard_or_nothing() {
         let case = format!("{method}, {drive:?}");
         let breaks = Arc::new(Mutex::new(None));
         let port = PortSpec::Loopback.open(&PortOptions { frames: 256, ..PortOptions::default() }).unwrap();
-        let port: Box<dyn Port> = Box::new(Fragile { port, breaks: breaks.clone() });
+        let port: Box<dyn Port> = Box::new(PanickingPort { port, breaks: breaks.clone() });
         let config = DeviceConfig::loopback().port(port).drive(drive);
         let context = Context::open(config.qps_per_shard(16)).unwrap();
         let (pd, channel) = (context.alloc_pd().unwrap(), context.create_comp_channel().unwrap());
@@ -544,13 +544,13 @@ fn a_panic_in_any_method_of_a_port_ends_its_shard_or_nothing() {
 #[test]
 fn connection_management_reports_a_dead_shard() {
     use verbs::rdma_cm::{CmEventType, PortSpace};
-    let odd = Odd::default();
-    let context = odd.open(1, Drive::Embedded);
+    let hooked = HookedDevice::default();
+    let context = hooked.open(1, Drive::Embedded);
     let channel = verbs::rdma_cm::EventChannel::new().unwrap();
     let [listener, client] = [(); 2].map(|()| context.create_id(Some(&channel), PortSpace::Tcp).unwrap());
     listener.listen(0).unwrap();
     let alone = context.create_id(None, PortSpace::Tcp).unwrap();
-    odd.set(|_| panic!("the port panics"));
+    hooked.set(|_| panic!("the port panics"));
     assert!(panics(&mut context.reactor(0).unwrap()));
     for _ in 0..2 {
         let event = channel.get_event(Duration::MAX).unwrap().expect("an identifier's last event");
@@ -565,13 +565,13 @@ fn connection_management_reports_a_dead_shard() {
 }
 
 /// Makes a call from inside a turn of a device, at the first, second, ... operation of its port.
-fn inside_turns(context: &Context, odd: &Odd, call: impl Fn() + Send + Sync + 'static) {
+fn inside_turns(context: &Context, hooked: &HookedDevice, call: impl Fn() + Send + Sync + 'static) {
     let call = Arc::new(call);
     let mut reactor = context.reactor(0).unwrap();
     for nth in 0..3 {
         let (call, ran) = (call.clone(), Arc::new(AtomicU32::new(0)));
         let counted = ran.clone();
-        odd.set(move |_| {
+        hooked.set(move |_| {
             if counted.fetch_add(1, Ordering::Relaxed) == nth {
                 call();
             }
@@ -580,7 +580,7 @@ fn inside_turns(context: &Context, odd: &Odd, call: impl Fn() + Send + Sync + 's
             assert!(reactor.poll_once().is_some(), "the outer turn is as any other");
         }
         assert!(ran.load(Ordering::Relaxed) > nth);
-        odd.clear();
+        hooked.clear();
     }
 }
 
@@ -594,10 +594,10 @@ fn inside<T: std::fmt::Debug>(result: Result<T, VerbsError>) {
 // returns an error, and nothing blocks.
 #[test]
 fn a_turn_inside_of_a_turn_is_refused() {
-    let odd = Odd::default();
+    let hooked = HookedDevice::default();
     // With and without the claim biased to this thread.
     for turns in if cfg!(miri) { &[70][..] } else { &[0, 70] } {
-        let context = Arc::new(odd.open(1, Drive::Embedded));
+        let context = Arc::new(hooked.open(1, Drive::Embedded));
         context.start().unwrap();
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4).unwrap());
         let qp = to_itself(&pd, &QpInitAttr::rc(&cq, &cq));
@@ -644,7 +644,7 @@ fn a_turn_inside_of_a_turn_is_refused() {
             inside(Err::<(), _>(e));
             drop(third);
         };
-        inside_turns(&context, &odd, call);
+        inside_turns(&context, &hooked, call);
         assert_eq!(calls.load(Ordering::Relaxed), 3);
     }
 }
@@ -654,12 +654,12 @@ fn a_turn_inside_of_a_turn_is_refused() {
 #[cfg_attr(miri, ignore = "threads that spin: too slow under Miri")]
 fn the_last_handle_is_dropped_inside_of_a_turn() {
     for drive in [Drive::Caller, Drive::Dedicated { cores: vec![] }] {
-        let odd = Odd::default();
-        let context = odd.open(1, drive);
+        let hooked = HookedDevice::default();
+        let context = hooked.open(1, drive);
         context.start().unwrap();
         let (tell, told) = std::sync::mpsc::channel();
         let place = Mutex::new(Some((context, tell)));
-        odd.set(move |_| {
+        hooked.set(move |_| {
             if let Some((context, tell)) = place.lock().unwrap().take() {
                 drop(context);
                 tell.send(()).unwrap();

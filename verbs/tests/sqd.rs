@@ -418,7 +418,7 @@ fn s26_s28_s30_ud() {
     assert_eq!((event.event, event.element), (AsyncEvent::SqDrained, EventElement::Qp(qp.qp_num())));
     post(2);
     qp.post_recv(&[RecvWr::new(3, &[mr.sge(0..64).unwrap()])]).unwrap();
-    common::nothing(&context, &cq);
+    common::assert_no_completion(&context, &cq);
     change(&qp, QpAttr { qkey: 0x22, ..QpAttr::default() }, AttrMask::QKEY).unwrap();
     change(&qp, QpAttr { qkey: 0x11, ..QpAttr::default() }, AttrMask::QKEY).unwrap();
     qp.modify(&QpAttr { qp_state: QpState::Rts, ..QpAttr::default() }, AttrMask::STATE).unwrap();

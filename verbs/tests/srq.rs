@@ -148,7 +148,7 @@ fn l04_err_completes_the_held_entry_and_leaves_the_others() {
     assert_eq!((wc.wr_id, wc.status, wc.qp_num), (0, WcStatus::WrFlushErr, peer.qp_num()));
     let number = peer.qp_num();
     assert_eq!(link.event_of_b(), Some((AsyncEvent::QpLastWqeReached, EventElement::Qp(number))));
-    link.nothing(&b.cq);
+    link.assert_no_completion(&b.cq);
     assert_eq!((srq.waiting().unwrap(), link.event_of_b()), (2, None));
     // RESET makes the queue pair usable again; the other entries serve the next message, in order.
     let (attr, mask) = attr_to(QpState::Reset);
@@ -190,7 +190,7 @@ fn l04_reset_ends_the_held_entry() {
     link.until("the first packet", || srq.waiting().unwrap() == 1);
     let (attr, mask) = attr_to(QpState::Reset);
     peer.modify(&attr, mask).unwrap();
-    link.nothing(&b.cq);
+    link.assert_no_completion(&b.cq);
     assert_eq!((srq.waiting().unwrap(), link.event_of_b()), (1, None));
 }
 
@@ -469,7 +469,7 @@ fn l02_an_empty_queue_drops_an_unreliable_message() {
     let (qp, peer) = uc_to(&a, &b, &srq);
     qp.post_send(&[SendWr::send(1, &[]).signaled()]).unwrap();
     assert_eq!(link.take(&a.cq, 1)[0].status, WcStatus::Success);
-    link.nothing(&b.cq);
+    link.assert_no_completion(&b.cq);
     assert_eq!(peer.state().unwrap(), QpState::Rts);
     srq.post_recv(&[RecvWr::new(7, &[])]).unwrap();
     qp.post_send(&[SendWr::send(2, &[])]).unwrap();

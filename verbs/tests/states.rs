@@ -1,6 +1,6 @@
 //! Queue pair states through the public API.
 
-use crate::common::{self, Pair, all_rights, device, embedded, enter, nothing, options, pump};
+use crate::common::{self, Pair, all_rights, assert_no_completion, device, embedded, enter, options, pump};
 use verbs::{
     Access, AsyncEvent, AttrMask, EventElement, Psn, QpAttr, QpCap, QpInitAttr, QpState, QpType, RecvWr,
     SendWr, WcOpcode, WcStatus, attr_init, attr_init_ud, attr_rtr, attr_rts, attr_rts_ud, attr_to, errno,
@@ -71,7 +71,7 @@ fn s20_posts_in_err_are_flushed_after_older_ones() {
     };
     assert_eq!(ids(false), [0, 1, 2, 3]);
     assert_eq!(ids(true), [100, 101, 102, 103]);
-    nothing(&p.context, &p.cq_a);
+    assert_no_completion(&p.context, &p.cq_a);
 }
 
 // A receive posted in ERR long after the flush: no frame arrives that would make the shard check the queue.
@@ -79,7 +79,7 @@ fn s20_posts_in_err_are_flushed_after_older_ones() {
 fn s20_a_late_receive_in_err_is_flushed() {
     let p = Pair::new(device());
     enter(&p.a, QpState::Err);
-    nothing(&p.context, &p.cq_a);
+    assert_no_completion(&p.context, &p.cq_a);
     p.a.post_recv(&[RecvWr::new(7, &[])]).unwrap();
     let done = p.done_a(1);
     assert_eq!((done[0].wr_id, done[0].status), (7, WcStatus::WrFlushErr));
@@ -95,7 +95,7 @@ fn s22_reset_forgets_everything() {
     pump(&p.context);
     enter(&p.a, QpState::Reset);
     enter(&p.b, QpState::Reset);
-    nothing(&p.context, &p.cq_a);
+    assert_no_completion(&p.context, &p.cq_a);
     p.a.connect_rc(&p.b.endpoint(1).unwrap(), &options()).unwrap();
     p.b.connect_rc(&p.a.endpoint(1).unwrap(), &options()).unwrap();
     p.b.post_recv(&[RecvWr::new(3, &[])]).unwrap();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::common::{self, embedded, enter, nothing, options, pump, take};
+use crate::common::{self, assert_no_completion, embedded, enter, options, pump, take};
 use crate::wire::{self, PEER_QPN, Wire, datagram};
 use sim::peer::{frame, pkt};
 use stack::wire::{Deth, Ext, Opcode};
@@ -513,13 +513,13 @@ fn a_reset_datagram_queue_pair_starts_again() {
         // A posted request that was not sent disappears without a completion.
         a.post_send(&[SendWr::send(10, &[]).to(&ah, b.qp_num(), QKEY).signaled()]).unwrap();
         enter(&a, QpState::Reset);
-        nothing(&context, &cq);
+        assert_no_completion(&context, &cq);
         a.activate_ud(QKEY).unwrap();
     }
     let (attr, mask) = attr_to(QpState::Sqd);
     a.modify(&attr, mask).unwrap();
     a.post_send(&[SendWr::send(11, &[]).to(&ah, b.qp_num(), QKEY).signaled()]).unwrap();
-    nothing(&context, &cq);
+    assert_no_completion(&context, &cq);
     enter(&a, QpState::Rts);
     assert_eq!(take(&context, &cq, 1)[0].wr_id, 11);
     let given = QpAttr { qkey: 0x77, ..QpAttr::default() };

@@ -2,7 +2,7 @@
 
 use std::io::IoSlice;
 
-use crate::common::{Pair, all_rights, embedded, enter, nothing, options, take};
+use crate::common::{Pair, all_rights, assert_no_completion, embedded, enter, options, take};
 use crate::link::{Cable, Side};
 use allocation_counter::measure;
 use verbs::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, EPERM};
@@ -66,7 +66,7 @@ fn messages_and_writes() {
     wr.wr_flags = SendFlags::empty();
     wr.rdma_write_imm(key, at + 100, 7);
     wr.set_sge(p.mr.lkey(), p.mr.addr(), 10);
-    nothing(&p.context, &p.cq_b);
+    assert_no_completion(&p.context, &p.cq_b);
     wr.complete().unwrap();
 
     let done = p.done_a(4);
@@ -82,7 +82,7 @@ fn messages_and_writes() {
     }
     assert_eq!(target.to_vec(0..8).unwrap(), b"written\0");
     assert_eq!(target.to_vec(99..111).unwrap(), b"\x000123456789\0");
-    nothing(&p.context, &p.cq_a);
+    assert_no_completion(&p.context, &p.cq_a);
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn datagrams_and_their_addresses() {
     wr.send();
     wr.set_ud_addr(&foreign, qp.qp_num(), 0x77);
     assert_eq!(wr.complete().unwrap_err().kind, PostErrorKind::ForeignAh);
-    nothing(&context, &cq);
+    assert_no_completion(&context, &cq);
     assert_eq!(context.counters(), before);
 }
 
@@ -227,7 +227,7 @@ fn xrc_names_its_queue() {
         let e = wr.complete().unwrap_err();
         assert_eq!((e.kind, e.errno()), (kind, EINVAL));
     }
-    cable.nothing(&a.cq);
+    cable.assert_no_completion(&a.cq);
 }
 
 // Local operations of an initiator name no remote receive queue (ibv_wr_post(3): they have no setters).
@@ -267,7 +267,7 @@ fn nothing_is_posted_without_complete() {
     build(&mut wr);
     drop(wr);
     p.a.wr_start().complete().unwrap();
-    nothing(&p.context, &p.cq_a);
+    assert_no_completion(&p.context, &p.cq_a);
     assert_eq!(target.to_vec(0..5).unwrap(), [0; 5]);
     // All slots are still free.
     let mut wr = p.a.wr_start();
@@ -295,7 +295,7 @@ fn refused<'p>(
     wr.rdma_write(0, 0);
     let e = wr.complete().unwrap_err();
     assert_eq!((e.kind, e.bad_wr, e.errno()), (kind, 1, errno), "{what}: {e}");
-    nothing(&p.context, &p.cq_a);
+    assert_no_completion(&p.context, &p.cq_a);
     assert_eq!(p.a.counters(), before, "{what}");
     assert_eq!(p.a.state().unwrap(), QpState::Rts);
 }
@@ -395,7 +395,7 @@ fn a_list_with_a_bad_request_is_refused_whole() {
     let mut wr = p.a.wr_start();
     wr.set_xrc_srqn(5);
     assert_eq!(wr.complete().unwrap_err().kind, K::NoRequest("set_xrc_srqn"));
-    nothing(&p.context, &p.cq_a);
+    assert_no_completion(&p.context, &p.cq_a);
     // After all of these the queue pair is unchanged.
     let mut wr = p.a.wr_start();
     wr.wr_flags = SendFlags::SIGNALED;
@@ -446,7 +446,7 @@ fn below_rts_nothing_is_taken() {
         qp.wr_start().complete().unwrap(); // an empty list is always accepted
     }
     qp.connect_rc(&qp.endpoint(1).unwrap(), &options()).unwrap();
-    nothing(&context, &cq);
+    assert_no_completion(&context, &cq);
 }
 
 // A list that begins before a RESET and is posted after it belongs to the new epoch.
@@ -516,7 +516,7 @@ fn send_ops_flags_are_those_of_the_type() {
     wr.send();
     let e = wr.complete().unwrap_err();
     assert_eq!((e.kind, e.bad_wr, e.errno()), (PostErrorKind::NotAskedFor(WrOpcode::Send), 1, EINVAL));
-    nothing(&p.context, &p.cq_a);
+    assert_no_completion(&p.context, &p.cq_a);
     p.b.post_recv(&[RecvWr::new(1, &[])]).unwrap();
     p.a.post_send(&[SendWr::send(1, &[]).signaled()]).unwrap();
     assert!(p.done_a(1)[0].is_ok());

@@ -162,7 +162,7 @@ fn x02_an_unknown_queue_is_refused() {
             assert_eq!(link.event_of_b(), Some((AsyncEvent::QpLastWqeReached, of)));
         }
         assert_eq!((foreign.waiting().unwrap(), basic.waiting().unwrap()), (1, 1));
-        link.nothing(&b.cq);
+        link.assert_no_completion(&b.cq);
     }
     let naks = link.close().iter().filter(|p| p.syndrome == Some(0x61)).count();
     assert_eq!(naks, 4);
@@ -180,7 +180,7 @@ fn x02_a_queue_destroyed_in_mid_message() {
     link.until("the first packet", || p.srq.waiting().unwrap() == 0);
     p.srq.destroy().unwrap();
     assert_eq!(link.take(&a.cq, 1)[0].status, WcStatus::RemInvReqErr);
-    link.nothing(&b.cq);
+    link.assert_no_completion(&b.cq);
     b.cq.destroy().unwrap();
 }
 
@@ -413,7 +413,7 @@ fn a_failed_receive_only_queue_pair_lets_retries_run_out() {
     assert_eq!(xrcd.query_xrc_rcv_qp(qpn).unwrap().qp_state, QpState::Err);
     gone(qpn, &link, &a, &ini, queue.srq_num());
     assert_eq!((queue.waiting().unwrap(), link.b.try_get_async_event()), (1, None));
-    link.nothing(&b.cq);
+    link.assert_no_completion(&b.cq);
 }
 
 #[test]

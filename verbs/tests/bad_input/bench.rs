@@ -13,7 +13,7 @@ use verbs::{
 
 use super::inside::Spare;
 use crate::common::hooked::Inside;
-use crate::common::{all_rights, nothing, options, take};
+use crate::common::{all_rights, assert_no_completion, options, take};
 
 pub const CAP: QpCap =
     QpCap { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 3, max_recv_sge: 2, max_inline_data: 60 };
@@ -240,7 +240,7 @@ impl Bench {
         );
         assert!(refusal.text.len() > 20, "{name} says what was wrong: {}", refusal.text);
 
-        nothing(&bench.context, &bench.cq);
+        assert_no_completion(&bench.context, &bench.cq);
         assert_eq!(bench.state(), before, "{name}");
         assert!(bench.context.try_get_async_event().is_none(), "{name}");
         bench.works(&name);

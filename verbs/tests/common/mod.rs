@@ -110,7 +110,7 @@ pub fn take(context: &Context, cq: &Cq, n: usize) -> Vec<Wc> {
 }
 
 /// Drives the device for a while and checks that no completion appears.
-pub fn nothing(context: &Context, cq: &Cq) {
+pub fn assert_no_completion(context: &Context, cq: &Cq) {
     let mut wc = [Wc::default(); 1];
     for _ in 0..200 {
         pump(context);
