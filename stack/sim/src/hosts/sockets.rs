@@ -271,8 +271,11 @@ impl Processes for Of<'_> {
         self.host.has(self.pid, run)
     }
 
-    fn lives(&self, run: Run) -> bool {
-        self.resident(run) != Resident::Nobody
+    fn resident(&self, run: Run) -> Resident {
+        let Some(member) = self.host.member(self.pid) else { return Resident::Nobody };
+        let may_be_held = matches!(member.info(run).mark, stack::registry::Mark::Held(_));
+        let living = &self.host.processes[self.pid].living;
+        living.has(run, self.host.system_now(), may_be_held, || member.resident(run))
     }
 
     fn serves(&self) -> bool {
@@ -308,13 +311,6 @@ impl Sorter for Of<'_> {
 
     fn is_here(&self, from: IpAddr) -> bool {
         self.host.addresses.contains(&from)
-    }
-
-    fn resident(&self, run: Run) -> Resident {
-        let Some(member) = self.host.member(self.pid) else { return Resident::Nobody };
-        let may_be_held = matches!(member.info(run).mark, stack::registry::Mark::Held(_));
-        let living = &self.host.processes[self.pid].living;
-        living.has(run, self.host.system_now(), may_be_held, || member.resident(run))
     }
 
     // The caller takes note of it.

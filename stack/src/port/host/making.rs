@@ -6,10 +6,10 @@ use super::keeper::Keeper;
 use super::meeting::{self, Meeting, Step, Us};
 use super::news::News;
 use super::table::{FOREIGN_FOR, REFUSED_FOR};
-use super::talk::{Heard, Lying, Talk};
+use super::talk::{Heard, Talk};
 use super::terms::{About, Offer};
 use crate::port::share::{Party, Share};
-use crate::registry::{Call, Called, Holder, Run};
+use crate::registry::{Call, Called, Holder, Lies, Run};
 use crate::sync::lock::lock;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -82,23 +82,23 @@ impl Keeper {
         self.closing.extend(talk.close());
     }
 
-    /// Peeks at the connection of a handshake, and has a thread receive what it holds.
+    /// Peeks at the connection of a handshake, and receives what it holds: descriptors on another thread.
     pub(super) fn look_at_meeting(&mut self, at: usize, now: Instant) {
         let meeting = &mut self.meetings[at];
         let is_late = now >= meeting.until;
-        let lies = meeting.talk.as_mut().map_or(Lying::Nothing, |talk| {
+        let lies = meeting.talk.as_mut().map_or(Lies::Nothing, |talk| {
             talk.flush(now);
             talk.look()
         });
         meeting.is_held = false;
         match lies {
-            Lying::Bytes(bytes, len) => {
+            Lies::Bytes(len) => {
                 if let Some(talk) = meeting.talk.take() {
-                    let heard = talk.hear_bytes(bytes, len);
+                    let heard = talk.hear_bytes(len);
                     self.inbox.tell(meeting.number, talk, heard);
                 }
             }
-            Lying::Descriptors => {
+            Lies::Descriptors => {
                 let Some(talk) = &meeting.talk else { return };
                 let Some(share) = Share::take(talk.party) else {
                     meeting.is_held = true;
@@ -109,11 +109,11 @@ impl Keeper {
                     talk.hear(share, move |talk, heard| inbox.tell(number, talk, heard));
                 }
             }
-            Lying::End => {
+            Lies::End => {
                 let ended = self.meetings.remove(at);
                 ended.into_iter().for_each(|meeting| self.fail(meeting, now));
             }
-            Lying::Nothing => self.end_late(at, is_late, now),
+            Lies::Nothing => self.end_late(at, is_late, now),
         }
     }
 

@@ -44,18 +44,6 @@ struct Unsent {
     pause: Duration,
 }
 
-/// What lies in a connection.
-pub enum Lying {
-    /// Nothing, yet.
-    Nothing,
-    /// Nothing, and nothing comes any more.
-    End,
-    /// Bytes, so many of a message.
-    Bytes([u8; MESSAGE], usize),
-    /// Bytes and descriptors.
-    Descriptors,
-}
-
 /// What another process says.
 #[derive(Debug)]
 pub enum Heard {
@@ -132,19 +120,14 @@ impl Talk {
         farewell::keep(&self.connection)
     }
 
-    /// Looks what lies there, and takes nothing.
-    pub fn look(&self) -> Lying {
-        let mut bytes = [0; MESSAGE];
-        match self.connection.peek(&mut bytes) {
-            Lies::Nothing => Lying::Nothing,
-            Lies::End => Lying::End,
-            Lies::Bytes(len) => Lying::Bytes(bytes, len),
-            Lies::Descriptors => Lying::Descriptors,
-        }
+    /// Peeks at the next message, and takes nothing.
+    pub fn look(&self) -> Lies {
+        self.connection.peek(&mut [0; MESSAGE])
     }
 
-    /// Receives a message that was looked at, with which no descriptor comes. Waits for nobody.
-    pub fn hear_bytes(&self, mut bytes: [u8; MESSAGE], len: usize) -> Heard {
+    /// Receives a message of as many bytes as [`look`](Self::look) has found, without descriptors. Never waits.
+    pub fn hear_bytes(&self, len: usize) -> Heard {
+        let mut bytes = [0; MESSAGE];
         self.connection.take(&mut bytes[..len]);
         understand(&bytes, len, Vec::new())
     }

@@ -349,11 +349,6 @@ impl Sorter for Group {
         from.is_loopback() || self.reached_at.contains(&from)
     }
 
-    fn resident(&self, run: Run) -> Resident {
-        let may_be_held = self.registry.may_be_held(run);
-        self.living.has(run, Instant::now(), may_be_held, || self.registry.resident(run))
-    }
-
     fn note_stray(&self, run: Run) {
         self.strayed.store(run.index() as u64 + 1, Ordering::Relaxed);
     }
@@ -365,8 +360,9 @@ impl Processes for Group {
         self.has(run)
     }
 
-    fn lives(&self, run: Run) -> bool {
-        self.resident(run) != Resident::Nobody
+    fn resident(&self, run: Run) -> Resident {
+        let may_be_held = self.registry.may_be_held(run);
+        self.living.has(run, Instant::now(), may_be_held, || self.registry.resident(run))
     }
 
     fn serves(&self) -> bool {

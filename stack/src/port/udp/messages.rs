@@ -5,7 +5,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::packet::IpFields;
 use super::steering::{ATTRIBUTE, BODY, MAD, REMOTE_ID, REQ, REQUEST_ID, SERVICE, SIDR_REP, SIDR_REQ};
-use crate::registry::{RequestKey, Run};
+use crate::registry::{RequestKey, Resident, Run};
 
 /// UD SEND only (IBA 9.2.1): no message of connection management has another opcode.
 const SEND_ONLY: u8 = 0x64;
@@ -80,8 +80,12 @@ fn asked_for(header: &[u8]) -> Option<IpAddr> {
 pub trait Processes {
     /// Whether this process has a run.
     fn is_ours(&self, run: Run) -> bool;
+    /// Whose process has a run.
+    fn resident(&self, run: Run) -> Resident;
     /// Whether a living process has a run.
-    fn lives(&self, run: Run) -> bool;
+    fn lives(&self, run: Run) -> bool {
+        self.resident(run) != Resident::Nobody
+    }
     /// Whether this process has a queue pair 1.
     fn serves(&self) -> bool;
     /// A process that has a queue pair 1.
@@ -215,8 +219,9 @@ mod tests {
         fn is_ours(&self, of: Run) -> bool {
             of == run(1)
         }
-        fn lives(&self, of: Run) -> bool {
-            (1..4).any(|n| of == run(n)) && self.dead.is_none_or(|dead| of != run(dead))
+        fn resident(&self, of: Run) -> Resident {
+            let lives = (1..4).any(|n| of == run(n)) && self.dead.is_none_or(|dead| of != run(dead));
+            if lives { Resident::Owner } else { Resident::Nobody }
         }
         fn serves(&self) -> bool {
             self.serves

@@ -21,8 +21,6 @@ pub trait Sorter: Processes {
     fn birth(&self) -> u128;
     /// Whether a datagram from this source address was sent by a process of this host.
     fn is_here(&self, from: IpAddr) -> bool;
-    /// Whose process has a run.
-    fn resident(&self, run: Run) -> Resident;
     /// A datagram for a run of another process arrived here: the steering does not know the socket of that process.
     fn note_stray(&self, run: Run);
 }
@@ -169,8 +167,12 @@ mod tests {
         fn is_ours(&self, of: Run) -> bool {
             of == run(1)
         }
-        fn lives(&self, of: Run) -> bool {
-            self.resident(of) != Resident::Nobody
+        fn resident(&self, of: Run) -> Resident {
+            match of.index() {
+                2 => Resident::Owner,
+                4 => Resident::Guest,
+                _ => Resident::Nobody,
+            }
         }
         fn serves(&self) -> bool {
             true
@@ -193,13 +195,6 @@ mod tests {
         }
         fn is_here(&self, from: IpAddr) -> bool {
             from == ip().dst
-        }
-        fn resident(&self, of: Run) -> Resident {
-            match of.index() {
-                2 => Resident::Owner,
-                4 => Resident::Guest,
-                _ => Resident::Nobody,
-            }
         }
         fn note_stray(&self, run: Run) {
             self.0.set(Some(run));
